@@ -1,0 +1,209 @@
+"""One client's problem: all that client-side code ever sees.
+
+A method asks an `Objective` for batches, losses, gradients and Hessian-vector products of *this*
+client, f_i(w) = (1/n_i) sum_j l(w; x_j, y_j) + (l2/2) |w|^2, and has no way to reach another
+client's examples: that is the privacy boundary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+
+from perfed.randomness import IntLike, permuted
+
+Params: TypeAlias = Any  # a pytree of float arrays
+BatchSize = int | Literal["full"]
+Sampling = Literal["replacement", "epochs"]
+Scalar = Float[Array, ""]
+
+# Examples taken at once when a loss runs over all of a client's data.
+_BLOCK = 256
+
+
+class Model(Protocol):
+    """Anything with `init` and `apply` is a model."""
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Fresh parameters."""
+
+    def apply(
+        self, params: Params, x: Shaped[Array, "examples ..."]
+    ) -> Float[Array, "examples ..."]:
+        """The outputs for a batch of inputs."""
+
+
+class Measure(NamedTuple):
+    """How good a model is on a client's examples: means over them."""
+
+    loss: Scalar
+    accuracy: Scalar
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """What is learnt: a model, the loss of one example, and the weight of the l2 penalty."""
+
+    model: Model
+    l2: float = 0.0
+    loss: Callable[[Float[Array, "b ..."], Shaped[Array, " b"]], Float[Array, " b"]] | None = None
+
+    def example_losses(
+        self, params: Params, x: Shaped[Array, "b ..."], y: Shaped[Array, " b"]
+    ) -> tuple[Float[Array, " b"], Float[Array, "b ..."]]:
+        """l(w; x_j, y_j) of each example, and the model's outputs. Cross-entropy by default."""
+        outputs = self.model.apply(params, x)
+        return (self.loss or cross_entropy)(outputs, y), outputs
+
+
+def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
+    """-log softmax(logits)[y]."""
+    # A comparison instead of an index: its derivative needs no scatter, which is slow in a vmap.
+    chosen = jnp.where(y[:, None] == jnp.arange(logits.shape[-1]), logits, 0.0).sum(-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def squared_norm(tree: Params) -> Scalar:
+    """The squared Euclidean norm of all entries together."""
+    return jnp.asarray(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+
+
+class Batch(NamedTuple):
+    """Some of a client's examples, by position among its own; `None` stands for all of them."""
+
+    position: Int[Array, "*steps size"] | None
+
+
+ALL = Batch(None)
+
+
+@final
+@dataclass(frozen=True)
+class Examples:
+    """One client's examples: a slice of flat arrays that may hold other clients' too.
+
+    The flat arrays let a simulation keep uneven clients side by side without padding and without
+    copies; `rows` never leaves the client's own slice, whatever positions it is asked for.
+    """
+
+    _x: Shaped[Array, "total ..."]
+    _y: Shaped[Array, " total"]
+    _start: IntLike
+    size: IntLike
+
+    def rows(
+        self, position: Int[Array, " b"]
+    ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, " b"]]:
+        """The examples at these positions, 0..size-1."""
+        row = self._start + jnp.clip(position, 0, self.size - 1)
+        return self._x[row], self._y[row]
+
+    @property
+    def block(self) -> int:
+        """How many rows to take at once when going through all of them."""
+        return min(_BLOCK, self._x.shape[0])
+
+
+@final
+@dataclass(frozen=True)
+class Objective:
+    """f_i of client i, on its own examples."""
+
+    task: Task
+    examples: Examples
+    sampling: Sampling = "replacement"
+
+    def batches(self, key: PRNGKeyArray, steps: tuple[int, ...] | int, size: BatchSize) -> Batch:
+        """Batches for `steps` steps, stacked along leading axes.
+
+        `replacement`: every example drawn uniformly and independently, as the theory assumes.
+        `epochs`: one random permutation of the client's data after another, cut into batches, so
+        that no example comes twice before all have come once; a batch may span two permutations,
+        and a client smaller than the batch goes through several in one batch.
+        """
+        steps = (steps,) if isinstance(steps, int) else steps
+        if size == "full":
+            return ALL
+        shape = (*steps, size)
+        n = self.examples.size
+        if self.sampling == "replacement":
+            return Batch(jax.random.randint(key, shape, 0, n))
+        draw = jnp.arange(math.prod(shape)).reshape(shape)
+        return Batch(permuted(key, draw % n, n, epoch=draw // n))
+
+    def loss(self, w: Params, batch: Batch = ALL) -> Scalar:
+        """f_i(w; batch)."""
+        data: Scalar = self._mean(lambda x, y, use: self._sum(w, x, y, use), batch)
+        return data + 0.5 * self.task.l2 * squared_norm(w)
+
+    def grad(self, w: Params, batch: Batch = ALL) -> Params:
+        """The gradient of f_i at w on the batch (Per-FedAvg eq. 6)."""
+        data = self._mean(lambda x, y, use: jax.grad(self._sum)(w, x, y, use), batch)
+        return self._with_l2(data, w)
+
+    def hvp(self, w: Params, v: Params, batch: Batch = ALL) -> Params:
+        """The Hessian of f_i at w on the batch, times v: no Hessian is formed."""
+
+        def part(x: Array, y: Array, use: Array) -> Params:
+            return jax.jvp(lambda p: jax.grad(self._sum)(p, x, y, use), (w,), (v,))[1]
+
+        return self._with_l2(self._mean(part, batch), v)
+
+    def measure(self, w: Params) -> Measure:
+        """Loss (without the l2 penalty) and accuracy of w over all the client's examples."""
+
+        def part(x: Array, y: Array, use: Array) -> Measure:
+            losses, outputs = self.task.example_losses(w, x, y)
+            hits = jnp.argmax(outputs, axis=-1) == y
+            return Measure(jnp.sum(use * losses), jnp.sum(use * hits))
+
+        measure: Measure = self._mean(part, ALL)
+        return measure
+
+    def _sum(
+        self, w: Params, x: Shaped[Array, "b ..."], y: Shaped[Array, " b"], use: Bool[Array, " b"]
+    ) -> Scalar:
+        losses, _ = self.task.example_losses(w, x, y)
+        return jnp.sum(use * losses)
+
+    def _with_l2(self, tree: Params, direction: Params) -> Params:
+        if self.task.l2 == 0.0:
+            return tree
+        return jax.tree.map(lambda t, d: t + self.task.l2 * d, tree, direction)
+
+    def _mean(self, part: Callable[[Array, Array, Array], Any], batch: Batch) -> Any:
+        """Sums of `part(x, y, use)` over the batch's examples, divided by their number.
+
+        Over all of a client's data the sum runs block by block, so that clients of any size share
+        one compiled program and none is padded to the largest.
+        """
+        if batch.position is not None:
+            x, y = self.examples.rows(batch.position)
+            return _scaled(part(x, y, jnp.ones(x.shape[0], bool)), 1.0 / x.shape[0])
+        block, n = self.examples.block, self.examples.size
+
+        def block_sum(b: Int[Array, ""]) -> Any:
+            position = b * block + jnp.arange(block)
+            x, y = self.examples.rows(position)
+            return part(x, y, position < n)
+
+        total = jax.lax.fori_loop(
+            0,
+            -(-n // block),
+            lambda b, total: jax.tree.map(jnp.add, total, block_sum(b)),
+            jax.tree.map(_zeros, jax.eval_shape(block_sum, jnp.int32(0))),
+        )
+        return _scaled(total, 1.0 / n)
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def _scaled(tree: Any, factor: float | Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf * factor, tree)

@@ -1,0 +1,69 @@
+"""Randomness without state: keys folded from their purpose, and permutations read entry by entry.
+
+Every random draw of a run has a key that depends on nothing but (seed, purpose, round, client), so
+results do not change with the number of devices, the chunk size, or where a run was interrupted.
+"""
+
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray, UInt32
+
+IntLike = int | Int[Array, ""]
+
+_SHUFFLE_STEPS = 64
+
+
+class Purpose(IntEnum):
+    """What a key is for. The values are part of every result: never renumber them."""
+
+    INIT = 0
+    COHORT = 1
+    TURN = 2
+    LOCAL = 3
+    PERSONALISE = 4
+
+
+def fold(seed: IntLike, purpose: Purpose, round: IntLike = 0, client: IntLike = 0) -> PRNGKeyArray:
+    """The key of one draw: (seed, purpose, round, client)."""
+    key = jax.random.key(seed)
+    for part in (int(purpose), round, client):
+        key = jax.random.fold_in(key, part)
+    return key
+
+
+def permuted(
+    key: PRNGKeyArray,
+    position: Int[Array, "*shape"],
+    n: IntLike,
+    epoch: Int[Array, "*shape"] | int = 0,
+) -> Int[Array, "*shape"]:
+    """Entries `position` of random permutations of 0..n-1, without making the permutations.
+
+    A key stands for a sequence of independent permutations; `epoch` says which one each entry is
+    read from. It is a swap-or-not shuffle: each step pairs x with (pivot - x) mod n, and a hash of
+    the pair decides whether the two change places. The work is that of the entries asked for,
+    whatever n is, and n may be a traced value.
+    """
+    size = jnp.asarray(n).astype(jnp.uint32)
+    tweak = _mix(jnp.asarray(epoch).astype(jnp.uint32))
+    pivots, salts = jax.random.bits(key, (2, _SHUFFLE_STEPS), jnp.uint32)
+
+    def step(
+        x: UInt32[Array, "*shape"], draw: tuple[UInt32[Array, ""], UInt32[Array, ""]]
+    ) -> tuple[UInt32[Array, "*shape"], None]:
+        pivot, salt = draw
+        partner = (_mix(pivot ^ tweak) % size + size - x) % size
+        swap = _mix(_mix(jnp.maximum(x, partner) ^ salt) ^ tweak) & 1
+        return jnp.where(swap == 1, partner, x), None
+
+    entries, _ = jax.lax.scan(step, position.astype(jnp.uint32), (pivots, salts))
+    return entries.astype(jnp.int32)
+
+
+def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """Scramble 32 bits so that each output bit depends on all input bits (xor-shift-multiply)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
