@@ -1,0 +1,143 @@
+"""What a federated method is: a few small pure functions, called by every engine alike."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from perfed.errors import require
+from perfed.objective import Batch, BatchSize, Objective, Params
+
+Memory: TypeAlias = Any  # a pytree of arrays, or None
+
+
+class Turn(NamedTuple):
+    """What the server tells every client of a round beside the model.
+
+    Attributes:
+        round: the round's number, 0 for the first (k in Per-FedAvg, t in pFedMe).
+        key: randomness the whole cohort shares in this round.
+    """
+
+    round: Int[Array, ""]
+    key: PRNGKeyArray
+
+
+class Reply(NamedTuple):
+    """What a client's turn ends with: `w` and `iterate` are sent, `memory` stays with it.
+
+    Attributes:
+        w: the client's local model.
+        memory: what the client keeps for its next turn.
+        iterate: a second model for the server, where a method was asked for one.
+    """
+
+    w: Params
+    memory: Memory
+    iterate: Params | None = None
+
+
+class Method(ABC):
+    """A frozen dataclass of hyper-parameters with the four functions of a federated method."""
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise `FieldError` if a hyper-parameter makes no sense."""
+
+    @abstractmethod
+    def first_memory(self, w: Params) -> Memory:
+        """What a client remembers before its first turn; None if it never remembers anything."""
+
+    @abstractmethod
+    def local(
+        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+    ) -> Reply:
+        """One client's turn, started from the server's model w."""
+
+    @abstractmethod
+    def merge(self, w: Params, mean_change: Params) -> Params:
+        """The server's next model, from the mean over the cohort of (local model - w)."""
+
+    @abstractmethod
+    def personalise(
+        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+    ) -> Params:
+        """The client's own model, from the server's model w and its own data."""
+
+    def _positive(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            require(0 < value < float("inf"), field, value, "must be a number greater than 0")
+
+    def _count(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            require(value >= 1, field, value, "must be a whole number, at least 1")
+
+    def _batch_size(self, *fields: str) -> None:
+        allowed = 'must be a whole number, at least 1, or "full" for all of the client\'s data'
+        for field in fields:
+            value = getattr(self, field)
+            valid = value >= 1 if isinstance(value, int) else value == "full"
+            require(valid, field, value, allowed)
+
+    def _one_of(self, field: str, choices: tuple[str, ...]) -> None:
+        allowed = "must be one of " + ", ".join(f'"{choice}"' for choice in choices)
+        require(getattr(self, field) in choices, field, getattr(self, field), allowed)
+
+
+def descend(w: Params, rate: float | Array, direction: Params) -> Params:
+    """W - rate * direction."""
+    return jax.tree.map(lambda a, d: a - rate * d, w, direction)
+
+
+def change(new: Params, old: Params) -> Params:
+    """New - old."""
+    return jax.tree.map(jnp.subtract, new, old)
+
+
+def take_steps(
+    step: Callable[[Params, Any], Params],
+    w: Params,
+    batches: Any,
+    steps: int,
+    pick: Int[Array, ""] | None = None,
+) -> tuple[Params, Params | None]:
+    """Repeat w <- step(w, batches[t]), t = 0..steps-1; also give the iterate before step `pick`."""
+
+    def body(
+        carry: tuple[Params, Params | None], t_and_batch: tuple[Int[Array, ""], Any]
+    ) -> tuple[tuple[Params, Params | None], None]:
+        w, picked = carry
+        t, batch = t_and_batch
+        if pick is not None:
+            picked = jax.tree.map(lambda new, old: jnp.where(t == pick, new, old), w, picked)
+        return (step(w, batch), picked), None
+
+    start = (w, None if pick is None else w)
+    (w, picked), _ = jax.lax.scan(body, start, (jnp.arange(steps), batches))
+    return w, picked
+
+
+def adapt(
+    objective: Objective,
+    w: Params,
+    alpha: float,
+    steps: int,
+    batch: BatchSize,
+    key: PRNGKeyArray,
+) -> Params:
+    """Gradient steps of size alpha on the client's own data; one is w - alpha grad f_i(w)."""
+
+    def step(w: Params, d: Batch) -> Params:
+        return descend(w, alpha, objective.grad(w, d))
+
+    return take_steps(step, w, objective.batches(key, steps, batch), steps)[0]

@@ -1,0 +1,59 @@
+"""Local: no federation. Each client trains alone; the baseline every federation has to beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from jaxtyping import PRNGKeyArray
+
+from perfed.methods.base import Memory, Method, Reply, Turn, descend, take_steps
+from perfed.objective import Batch, BatchSize, Objective, Params
+
+
+@final
+@dataclass(frozen=True)
+class Local(Method):
+    """SGD on own data, from the common first model; the global model never moves.
+
+    Attributes:
+        lr: the learning rate.
+        tau: SGD steps a round.
+        batch: examples a step.
+    """
+
+    name: ClassVar[str] = "local"
+
+    lr: float = 0.02
+    tau: int = 10
+    batch: BatchSize = 20
+
+    def check(self) -> None:
+        """Positive rates and counts."""
+        self._positive("lr")
+        self._count("tau")
+        self._batch_size("batch")
+
+    def first_memory(self, w: Params) -> Memory:
+        """A client keeps its own model."""
+        return w
+
+    def local(
+        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+    ) -> Reply:
+        """Tau more SGD steps on the client's own model; the server gets its w back unchanged."""
+
+        def step(own: Params, d: Batch) -> Params:
+            return descend(own, self.lr, objective.grad(own, d))
+
+        batches = objective.batches(key, self.tau, self.batch)
+        own, _ = take_steps(step, memory, batches, self.tau)
+        return Reply(w, memory=own)
+
+    def merge(self, w: Params, mean_change: Params) -> Params:
+        """Nothing is learnt together."""
+        return w
+
+    def personalise(
+        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+    ) -> Params:
+        """The client's own model."""
+        return memory

@@ -1,0 +1,137 @@
+"""pFedMe (Dinh, Tran, Nguyen, NeurIPS 2020): personal models tied to the global one.
+
+It minimises F(w) = (1/N) sum_i F_i(w), where F_i(w) = min_theta f_i(theta) + (lam/2) |theta - w|^2
+is the Moreau envelope of f_i, by local gradient steps on F_i and a server that mixes (Algorithm 1).
+
+Three vectors, never to be confused: the global w, the client's local w_i, its personal theta_i.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+
+from perfed.methods.base import Memory, Method, Reply, Turn, descend
+from perfed.objective import Batch, BatchSize, Objective, Params, squared_norm
+
+Solver = Literal["gd", "nesterov"]
+InnerStart = Literal["received", "local", "kept"]
+_Pair = tuple[Params, Params]
+
+
+@final
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """pFedMe, Algorithm 1.
+
+    Attributes:
+        lam: lambda, how strongly a personal model is held to the local one.
+        eta: the step size of the local rounds.
+        local_rounds: R, local rounds a global one.
+        inner_solver: gradient descent or Nesterov's accelerated one, for the inner problem (7).
+        inner_steps: K, inner steps a local round; with `nu`, their limit.
+        inner_lr: the step size of the inner solver.
+        nu: stop the inner solver once |grad h|^2 <= nu (8); None: always take K steps.
+        inner_start: where theta starts. `received`: at the received w, then on from the last theta
+            (the authors' code); `local`: at the current w_i in each local round; `kept`: at the
+            theta kept from the client's last turn.
+        beta: the server's mixing: w <- (1 - beta) w + beta mean(w_i).
+        batch: examples a local round.
+    """
+
+    name: ClassVar[str] = "pfedme"
+
+    lam: float = 15.0
+    eta: float = 0.01
+    local_rounds: int = 20
+    inner_solver: Solver = "gd"
+    inner_steps: int = 5
+    inner_lr: float = 0.01
+    nu: float | None = None
+    inner_start: InnerStart = "received"
+    beta: float = 1.0
+    batch: BatchSize = 20
+
+    def check(self) -> None:
+        """Positive rates and counts; beta = 0 would freeze the global model for ever."""
+        self._positive("lam", "eta", "inner_lr", "beta", *(["nu"] if self.nu is not None else []))
+        self._count("local_rounds", "inner_steps")
+        self._batch_size("batch")
+        self._one_of("inner_solver", get_args(Solver))
+        self._one_of("inner_start", get_args(InnerStart))
+
+    def first_memory(self, w: Params) -> Memory:
+        """A client keeps its theta; before its first turn that is the first global model."""
+        return w
+
+    def local(
+        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+    ) -> Reply:
+        """Lines 5-8: R local rounds from w. Sends w_i and keeps theta_i."""
+
+        def local_round(carry: _Pair, d: Batch) -> tuple[_Pair, None]:
+            w_i, theta = carry
+            start = w_i if self.inner_start == "local" else theta
+            theta = self.prox(objective, w_i, start, d)
+            gradient = jax.tree.map(lambda a, b: self.lam * (a - b), w_i, theta)  # (6)
+            return (descend(w_i, self.eta, gradient), theta), None
+
+        first_theta = memory if self.inner_start == "kept" else w
+        batches = objective.batches(key, self.local_rounds, self.batch)
+        (w_i, theta), _ = jax.lax.scan(
+            local_round, (w, first_theta), batches, length=self.local_rounds
+        )
+        return Reply(w_i, memory=theta)
+
+    def merge(self, w: Params, mean_change: Params) -> Params:
+        """Line 10: (1 - beta) w + beta mean(w_i)."""
+        return descend(w, -self.beta, mean_change)
+
+    def personalise(
+        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+    ) -> Params:
+        """The theta_i at the end of the R local rounds started from w."""
+        return self.local(objective, w, memory, turn, key).memory
+
+    def prox(self, objective: Objective, w_i: Params, start: Params, d: Batch) -> Params:
+        """Line 7: approximately minimise h(theta) = f_i(theta; D) + (lam/2) |theta - w_i|^2."""
+
+        def grad_h(theta: Params) -> Params:
+            g = objective.grad(theta, d)
+            return jax.tree.map(lambda g, t, a: g + self.lam * (t - a), g, theta, w_i)
+
+        # For a convex f, h is lam-strongly convex; with inner_lr as 1/smoothness, this is the
+        # momentum of Nesterov's method for that condition number.
+        root = min(self.inner_lr * self.lam, 1.0) ** 0.5
+        momentum = (1 - root) / (1 + root) if self.inner_solver == "nesterov" else 0.0
+
+        def inner_step(theta: Params, ahead: Params, g: Params) -> tuple[Params, Params]:
+            new = descend(ahead, self.inner_lr, g)
+            if momentum == 0.0:
+                return new, new
+            return new, jax.tree.map(lambda a, b: a + momentum * (a - b), new, theta)
+
+        def step(_: Int[Array, ""], carry: tuple[Params, Params]) -> tuple[Params, Params]:
+            theta, ahead = carry
+            return inner_step(theta, ahead, grad_h(ahead))
+
+        nu = self.nu
+        if nu is None:
+            return jax.lax.fori_loop(0, self.inner_steps, step, (start, start))[0]
+
+        # (8) speaks of the gradient at theta itself, so theta is where it is measured.
+        Carry = tuple[Int[Array, ""], Params, Params, Params]
+
+        def unfinished(carry: Carry) -> Bool[Array, ""]:
+            k, _, _, g = carry
+            return (k < self.inner_steps) & (squared_norm(g) > nu)
+
+        def checked_step(carry: Carry) -> Carry:
+            k, theta, ahead, g = carry
+            theta, ahead = inner_step(theta, ahead, g if momentum == 0.0 else grad_h(ahead))
+            return k + 1, theta, ahead, grad_h(theta)
+
+        start_carry: Carry = (jnp.int32(0), start, start, grad_h(start))
+        return jax.lax.while_loop(unfinished, checked_step, start_carry)[1]
