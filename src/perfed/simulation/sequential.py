@@ -1,0 +1,71 @@
+"""The plain engine: one client after another, one round after another.
+
+For tests, and for debugging: under `jax.disable_jit()` every line of a method runs as it stands,
+with prints and breakpoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
+from perfed.simulation.setup import Contribution, Setup, State, World
+
+
+@final
+@dataclass(frozen=True)
+class Sequential(Engine):
+    """A loop over rounds around a loop over the cohort."""
+
+    setup: Setup
+
+    @cached_property
+    def _world(self) -> World:
+        return self.setup.world()
+
+    @cached_property
+    def _take_turn(self) -> Any:
+        return jax.jit(self.setup.take_turn)
+
+    def start(self) -> State:
+        """The state before the first round."""
+        return self.setup.first_state(self._world)
+
+    def advance(self, state: State, rounds: int) -> State:
+        """So many rounds, one client at a time."""
+        for _ in range(rounds):
+            memory = state.memory
+            total: Any = None
+            for client in self.setup.pick_cohort(state.round):
+                own = memory_of(state.memory, client)
+                turn: Contribution = self._take_turn(self._world, state.w, own, state.round, client)
+                if not turn.finite:
+                    raise self.setup.diverged(int(state.round), int(client))
+                part = jax.tree.map(
+                    lambda leaf, weight=turn.weight: weight * leaf,
+                    (jnp.ones(()), turn.change, turn.iterate),
+                )
+                total = part if total is None else jax.tree.map(jnp.add, total, part)
+                memory = jax.tree.map(
+                    lambda all, new, i=client: all.at[i].set(new), memory, turn.memory
+                )
+            state = self.setup.close_round(state, total, memory)
+        return state
+
+    def each_client(self, function: ClientFunction) -> OnClients:
+        """A loop over the clients."""
+        compiled = jax.jit(function)
+
+        def run(state: State, clients: Sequence[int] | None = None) -> Any:
+            chosen = range(self.setup.federation.clients) if clients is None else clients
+            results = [
+                compiled(self._world, state.w, memory_of(state.memory, i), state.round, i)
+                for i in chosen
+            ]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+        return run

@@ -1,0 +1,161 @@
+"""What is simulated, and the steps of a round that every engine shares."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from perfed.data import Federation, FlatExamples
+from perfed.errors import DivergedError, require
+from perfed.methods import Method, Turn
+from perfed.methods.base import Memory, change
+from perfed.objective import Examples, Objective, Params, Sampling, Task
+from perfed.randomness import IntLike, Purpose, fold, permuted
+
+Weighting = Literal["uniform", "size"]
+
+
+class State(NamedTuple):
+    """Where a run stands; all there is to save.
+
+    Attributes:
+        round: how many rounds are done.
+        w: the global model.
+        memory: what each client remembers, stacked along a first axis; None if nothing.
+        iterate: the cohort's mean iterate in the last round, where the method sends one.
+    """
+
+    round: Int[Array, ""]
+    w: Params
+    memory: Memory
+    iterate: Params | None
+
+
+class Rows(NamedTuple):
+    """`FlatExamples` as arrays of a device program."""
+
+    x: Array
+    y: Array
+    start: Int[Array, " clients"]
+    size: Int[Array, " clients"]
+
+
+class World(NamedTuple):
+    """All clients' examples, on the devices."""
+
+    train: Rows
+    test: Rows
+
+
+class Contribution(NamedTuple):
+    """What one client's turn adds to the round.
+
+    Attributes:
+        weight: the client's weight in the mean.
+        change: its local model minus the global one.
+        iterate: its iterate minus the global model, if the method sends one.
+        memory: what it keeps; this one stays with the client.
+        finite: whether all that it sends is finite.
+    """
+
+    weight: Float[Array, ""]
+    change: Params
+    iterate: Params | None
+    memory: Memory
+    finite: Bool[Array, ""]
+
+
+@final
+@dataclass(frozen=True)
+class Setup:
+    """What is simulated.
+
+    Attributes:
+        federation: all clients' data.
+        task: model and loss.
+        method: the federated method.
+        cohort: how many clients, uniformly sampled without replacement, take part in a round.
+        seed: the seed of everything random in the run.
+        weighting: the mean over the cohort: `uniform` as in the papers, or by training `size`.
+        sampling: how batches are drawn (`Objective.batches`).
+    """
+
+    federation: Federation
+    task: Task
+    method: Method
+    cohort: int
+    seed: int = 0
+    weighting: Weighting = "uniform"
+    sampling: Sampling = "replacement"
+
+    def __post_init__(self) -> None:
+        clients = self.federation.clients
+        allowed = f"must be between 1 and the number of clients, {clients}"
+        require(1 <= self.cohort <= clients, "cohort", self.cohort, allowed)
+
+    def world(self) -> World:
+        """The federation as arrays."""
+
+        def rows(flat: FlatExamples) -> Rows:
+            return Rows(*map(jnp.asarray, (flat.x, flat.y, flat.start, flat.size)))
+
+        return World(rows(self.federation.train), rows(self.federation.test))
+
+    def first_state(self, world: World) -> State:
+        """Fresh parameters, and the memory of clients that have not had a turn."""
+        w = self.task.model.init(fold(self.seed, Purpose.INIT))
+        memory, n = self.method.first_memory(w), self.federation.clients
+        turn = jax.eval_shape(self.take_turn, world, w, memory, 0, 0)
+        everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), memory)
+        return State(jnp.int32(0), w, everyones, None if turn.iterate is None else w)
+
+    def pick_cohort(self, round: IntLike) -> Int[Array, " cohort"]:
+        """A uniform sample of clients without replacement, in O(cohort)."""
+        key = fold(self.seed, Purpose.COHORT, round)
+        return permuted(key, jnp.arange(self.cohort), self.federation.clients)
+
+    def turn(self, round: IntLike) -> Turn:
+        """What the server tells every client of the round."""
+        return Turn(jnp.asarray(round), fold(self.seed, Purpose.TURN, round))
+
+    def objective(self, rows: Rows, client: IntLike) -> Objective:
+        """One client's problem on one side of its data."""
+        examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client])
+        return Objective(self.task, examples, self.sampling)
+
+    def take_turn(
+        self, world: World, w: Params, memory: Memory, round: IntLike, client: IntLike
+    ) -> Contribution:
+        """One client's turn in a round."""
+        objective = self.objective(world.train, client)
+        key = fold(self.seed, Purpose.LOCAL, round, client)
+        reply = self.method.local(objective, w, memory, self.turn(round), key)
+        sent = change(reply.w, w)
+        iterate = None if reply.iterate is None else change(reply.iterate, w)
+        weight = objective.examples.size if self.weighting == "size" else 1.0
+        finite = jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves((sent, iterate))]).all()
+        return Contribution(jnp.asarray(weight, float), sent, iterate, reply.memory, finite)
+
+    def close_round(
+        self, state: State, total: tuple[Float[Array, ""], Params, Params | None], memory: Memory
+    ) -> State:
+        """The next state, from the cohort's weighted sums (weight, change, iterate)."""
+        weight, change_sum, iterate_sum = total
+        mean_change, mean_iterate = jax.tree.map(
+            lambda leaf: leaf / weight, (change_sum, iterate_sum)
+        )
+        w = self.method.merge(state.w, mean_change)
+        iterate = None
+        if mean_iterate is not None:
+            iterate = jax.tree.map(jnp.add, state.w, mean_iterate)
+        return State(state.round + 1, w, memory, iterate)
+
+    def diverged(self, round: int, client: int) -> DivergedError:
+        """The error for an update that is not finite."""
+        return DivergedError(
+            f"{self.method.name} diverged: the update of client {self.federation.names[client]} in "
+            f"round {round} is not finite. Smaller step sizes usually help; the rounds before are "
+            "not affected"
+        )

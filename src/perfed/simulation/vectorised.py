@@ -1,0 +1,186 @@
+"""The fast engine: clients vectorised on each device and shared out over all of them.
+
+Blocks of rounds are one compiled program, in which every device takes its part of each cohort,
+chunk by chunk, and the devices add up their sums. Nothing returns to the host between rounds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int
+
+from perfed.errors import require
+from perfed.simulation.devices import AXIS, mesh
+from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
+from perfed.simulation.setup import Contribution, Setup, State, World
+
+# A client at work holds several copies of the model (iterates, gradients); all the clients that a
+# device vectorises at once should stay below this many bytes of them.
+_COPIES = 8
+_BYTES_AT_ONCE = 512 * 2**20
+
+EVERYWHERE = PartitionSpec()
+SHARED_OUT = PartitionSpec(AXIS)
+
+_Block = Callable[[World, State, Int[Array, ""]], tuple[State, Int[Array, ""]]]
+
+
+@final
+@dataclass(frozen=True)
+class Vectorised(Engine):
+    """Clients in parallel.
+
+    Attributes:
+        setup: what is simulated.
+        devices: how many devices; None: all.
+        chunk: at most so many clients at once on a device; None: as many as fit in memory well.
+    """
+
+    setup: Setup
+    devices: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.chunk is None or self.chunk >= 1, "chunk", self.chunk, "must be at least 1")
+        _ = self._mesh  # asks for the devices now, before anything heavy
+
+    @cached_property
+    def _mesh(self) -> Mesh:
+        return mesh(self.devices)
+
+    @cached_property
+    def _world(self) -> World:
+        world: World = jax.device_put(self.setup.world(), NamedSharding(self._mesh, EVERYWHERE))
+        return world
+
+    def start(self) -> State:
+        """The state before the first round."""
+        state = self.setup.first_state(self._world)
+        placed: State = jax.device_put(state, NamedSharding(self._mesh, EVERYWHERE))
+        return placed
+
+    def advance(self, state: State, rounds: int) -> State:
+        """So many rounds, in one call of a compiled program."""
+        state, culprit = self._block(self._world, state, state.round + rounds)
+        if int(culprit) < self.setup.federation.clients:
+            raise self.setup.diverged(int(state.round), int(culprit))
+        return state
+
+    @cached_property
+    def _block(self) -> "_Block":
+        nobody = self.setup.federation.clients
+
+        def block(world: World, state: State, end: Int[Array, ""]) -> tuple[State, Array]:
+            def going_on(carry: tuple[State, Array]) -> Bool[Array, ""]:
+                state, culprit = carry
+                return (state.round < end) & (culprit == nobody)
+
+            def one_round(carry: tuple[State, Array]) -> tuple[State, Array]:
+                return self._round(world, carry[0])
+
+            return jax.lax.while_loop(going_on, one_round, (state, jnp.int32(nobody)))
+
+        compiled: _Block = self._on_devices(block, (EVERYWHERE,) * 3, EVERYWHERE)
+        return compiled
+
+    def _round(self, world: World, state: State) -> tuple[State, Int[Array, ""]]:
+        """One round as one device sees it; also a client whose update was not finite, if any."""
+        setup, nobody = self.setup, self.setup.federation.clients
+        chunk, places = self._layout(setup.cohort, state)
+        cohort = setup.pick_cohort(state.round)
+        seats = jnp.full(places * self._mesh.size, nobody).at[: setup.cohort].set(cohort)
+        mine = jax.lax.dynamic_slice_in_dim(seats, jax.lax.axis_index(AXIS) * places, places)
+
+        def add_chunk(total: Any, clients: Int[Array, " chunk"]) -> tuple[Any, Any]:
+            present = clients < nobody
+            own = memory_of(state.memory, jnp.minimum(clients, nobody - 1))
+            turns: Contribution = jax.vmap(setup.take_turn, in_axes=(None, None, 0, None, 0))(
+                world, state.w, own, state.round, jnp.minimum(clients, nobody - 1)
+            )
+            weight = jnp.where(present, turns.weight, 0.0)
+
+            def weighted_sum(leaf: Array) -> Array:
+                # An empty seat repeats some client's work; what it gives is thrown away here.
+                leaf = jnp.where(_like(present, leaf), leaf, 0.0)
+                return jnp.sum(_like(weight, leaf) * leaf, axis=0)
+
+            sums = jax.tree.map(weighted_sum, (turns.change, turns.iterate))
+            culprit = jnp.where(present & ~turns.finite, clients, nobody).min()
+            return jax.tree.map(jnp.add, total, (weight.sum(), *sums)), (turns.memory, culprit)
+
+        zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (state.w, state.iterate)))
+        total, (memories, culprits) = jax.lax.scan(add_chunk, zeros, mine.reshape(-1, chunk))
+        total = jax.lax.psum(total, AXIS)
+        culprit = jax.lax.pmin(culprits.min(), AXIS)
+
+        good = culprit == nobody
+        written = jnp.where(good, seats, nobody)
+
+        def write(everyones: Array, new: Array) -> Array:
+            new = jax.lax.all_gather(new, AXIS).reshape(-1, *everyones.shape[1:])
+            return everyones.at[written].set(new, mode="drop")
+
+        memory = jax.tree.map(write, state.memory, memories)
+        after = setup.close_round(state, total, None)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old), after, state._replace(memory=None)
+        )
+        return kept._replace(memory=memory), culprit
+
+    def each_client(self, function: ClientFunction) -> OnClients:
+        """All clients in parallel, dealt to the devices so that each has as much to do."""
+
+        def share(world: World, state: State, clients: Int[Array, " places"]) -> Any:
+            chunk, _ = self._layout(clients.shape[0] * self._mesh.size, state)
+
+            def one(client: Int[Array, ""]) -> Any:
+                own = memory_of(state.memory, client)
+                return function(world, state.w, own, state.round, client)
+
+            results = jax.lax.map(jax.vmap(one), clients.reshape(-1, chunk))
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+
+        compiled = self._on_devices(share, (EVERYWHERE, EVERYWHERE, SHARED_OUT), SHARED_OUT)
+        sizes = self.setup.federation.train.size
+
+        def run(state: State, clients: Sequence[int] | None = None) -> Any:
+            chosen = np.arange(len(sizes)) if clients is None else np.asarray(clients)
+            _, places = self._layout(len(chosen), state)
+            seats = places * self._mesh.size
+            # By size, so that clients of one chunk take about as long; dealt like cards.
+            order = np.argsort(sizes[chosen], kind="stable")
+            dealt = np.resize(order, seats).reshape(places, self._mesh.size).T.ravel()
+            results = compiled(self._world, state, jnp.asarray(chosen[dealt]))
+            seat = np.empty(len(chosen), int)
+            seat[dealt] = np.arange(seats)
+            return jax.tree.map(lambda leaf: leaf[seat], results)
+
+        return run
+
+    def _layout(self, clients: int, state: State) -> tuple[int, int]:
+        """How many of so many clients a device takes at once, and how many seats it has in all."""
+        share = ceil(clients / self._mesh.size)
+        model = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.w))
+        limit = self.chunk or max(1, _BYTES_AT_ONCE // (_COPIES * model))
+        chunks = ceil(share / limit)
+        chunk = ceil(share / chunks)
+        return chunk, chunk * chunks
+
+    def _on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        return jax.jit(
+            jax.shard_map(
+                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        )
+
+
+def _like(vector: Array, leaf: Array) -> Array:
+    """A vector over clients, shaped to multiply a leaf whose first axis they are."""
+    return vector.reshape(-1, *[1] * (leaf.ndim - 1))
