@@ -1,0 +1,181 @@
+"""The command line. It reads arguments and shows results; everything else is elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from perfed.errors import ConfigError, DivergedError
+from perfed.experiment import Config, run
+from perfed.experiment import Progress as RunProgress
+from perfed.experiment.comparison import Row, compare, comparison, rows_of
+from perfed.experiment.summary import FILE, summarise, write_json
+from perfed.report.tables import comparison_table, result_table
+
+app = typer.Typer(
+    name="perfed",
+    help="Personalised federated learning, exactly as published.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@app.callback(invoke_without_command=True)
+def perfed(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Personalised federated learning, exactly as published."""
+    if show_version:
+        out.print(f"perfed {version('perfed')}")
+        raise typer.Exit
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file. Without one, the built-in comparison of all methods."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Override the seed of the run.")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to write summary.json.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
+    ] = False,
+) -> None:
+    """Train on a federation and score every client."""
+    fixed = {} if seed is None else {"seed": seed}
+    with _errors_shown():
+        if config is None:
+            _run_comparison(settings or [], fixed, out_dir, overwrite)
+        else:
+            _run_one(Config.load(config, settings or [], **fixed), out_dir, overwrite)
+
+
+def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
+    _check_free(out_dir, overwrite)
+    engine = config.build()
+    with _progress() as show:
+        result = run(
+            engine,
+            config.rounds,
+            config.eval_every,
+            config.adapt_on,
+            lambda progress: show(config.method.name, progress),
+        )
+    out.print(result_table(result))
+    out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.0f} rounds/s in all")
+    if out_dir is not None:
+        write_json(out_dir / FILE, summarise(result, config.resolved()))
+        out.print(f"written to {out_dir / FILE}")
+
+
+def _run_comparison(
+    settings: list[str], fixed: dict[str, int], out_dir: Path | None, overwrite: bool
+) -> None:
+    entries = comparison(settings, **fixed)
+    _check_free(out_dir, overwrite)
+    rows: list[Row] = []
+    summaries = []
+    with _progress() as show:
+        for entry, result in compare(entries, show):
+            rows += rows_of(entry, result)
+            summaries.append(summarise(result, entry.config.resolved()) | {"rows": entry.rows})
+    out.print(comparison_table(rows))
+    if out_dir is not None:
+        write_json(out_dir / FILE, {"runs": summaries})
+        out.print(f"written to {out_dir / FILE}")
+
+
+def _check_free(out_dir: Path | None, overwrite: bool) -> None:
+    """Before anything heavy: results can be written there, and none are lost."""
+    if out_dir is None:
+        return
+    if (out_dir / FILE).exists() and not overwrite:
+        raise ConfigError(
+            f"--out {out_dir}: it holds results already; name another folder, or add --overwrite"
+        )
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out_dir}: cannot make this folder: {error.strerror}") from None
+
+
+@contextmanager
+def _progress() -> Iterator["_Show"]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[pace]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as bar:
+        yield _Show(bar)
+
+
+class _Show:
+    """Feeds runs' progress to a bar, one line a run."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._lines: dict[str, TaskID] = {}
+
+    def __call__(self, label: str, progress: RunProgress) -> None:
+        if label not in self._lines:
+            self._lines[label] = self._bar.add_task(
+                label, total=progress.rounds, loss=progress.loss, pace="compiling"
+            )
+            return
+        line = self._lines[label]
+        task = self._bar.tasks[line]
+        elapsed = task.elapsed or 0.0
+        pace = f"{progress.round / elapsed:.0f} rounds/s" if elapsed else ""
+        self._bar.update(line, completed=progress.round, loss=progress.loss, pace=pace)
+
+
+@contextmanager
+def _errors_shown() -> Iterator[None]:
+    """Say what went wrong in a line or two, not in a traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            err.print(f"[bold red]error[/] {_plain(line)}", soft_wrap=True)
+        raise typer.Exit(2) from None
+    except DivergedError as error:
+        err.print(f"[bold red]error[/] {_plain(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        err.print("interrupted; nothing was written")
+        raise typer.Exit(130) from None
+
+
+def _plain(text: str) -> str:
+    """Text that may hold square brackets, safe to print beside markup."""
+    return text.replace("[", r"\[")
+
+
+def main() -> None:
+    """Entry point of the `perfed` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

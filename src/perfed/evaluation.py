@@ -1,0 +1,135 @@
+"""Scores: the global model and each client's own, on every client's held-out data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from perfed.methods.base import Memory
+from perfed.objective import Measure, Params
+from perfed.randomness import Purpose, fold
+from perfed.simulation import Engine, State
+from perfed.simulation.setup import World
+
+AdaptOn = Literal["train", "test"]
+ModelKind = Literal["global", "personalized"]
+Values = Float[np.ndarray, " clients"]
+
+
+class Summary(NamedTuple):
+    """One number per client, and what it comes to.
+
+    Attributes:
+        mean: the plain mean over clients, as Per-FedAvg reports it.
+        weighted: the mean weighted by the clients' held-out examples.
+        worst: the worst client's.
+        p10: the 10th percentile over clients.
+        p50: the median.
+        p90: the 90th percentile.
+        clients: each client's.
+    """
+
+    mean: float
+    weighted: float
+    worst: float
+    p10: float
+    p50: float
+    p90: float
+    clients: list[float]
+
+    @classmethod
+    def of(cls, values: Values, sizes: Int[np.ndarray, " clients"], worst: float) -> "Summary":
+        """Summarise one value per client."""
+        p10, p50, p90 = np.percentile(values, [10, 50, 90])
+        weighted = np.average(values, weights=sizes)
+        mean, weighted, worst, p10, p50, p90 = map(
+            float, (values.mean(), weighted, worst, p10, p50, p90)
+        )
+        return cls(mean, weighted, worst, p10, p50, p90, [float(v) for v in values])
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """One model kind's scores on every client's held-out data."""
+
+    accuracy: Values
+    loss: Values
+    sizes: Int[np.ndarray, " clients"]
+
+    def summary(self) -> dict[str, Summary]:
+        """Accuracy and loss, summarised over clients."""
+        return {
+            "accuracy": Summary.of(self.accuracy, self.sizes, self.accuracy.min()),
+            "loss": Summary.of(self.loss, self.sizes, self.loss.max()),
+        }
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """All clients' scores after a number of rounds."""
+
+    round: int
+    scores: dict[ModelKind, Scores]
+
+
+@final
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores the states of an engine.
+
+    Attributes:
+        engine: what runs the clients.
+        adapt_on: the data that personal models are made from. `train` is the honest choice; `test`
+            adapts on the very data that is scored, which is the protocol of Per-FedAvg's Table 1.
+    """
+
+    engine: Engine
+    adapt_on: AdaptOn = "train"
+
+    def __call__(self, state: State) -> Evaluation:
+        """Score the global and every personalised model."""
+        measures: tuple[Measure, Measure] = self._score(state, None)
+        sizes = np.asarray(self.engine.setup.federation.test.size)
+
+        def scores(measure: Measure) -> Scores:
+            accuracy, loss = (
+                np.asarray(part, np.float64) for part in (measure.accuracy, measure.loss)
+            )
+            return Scores(accuracy, loss, sizes)
+
+        kinds: tuple[ModelKind, ModelKind] = ("global", "personalized")
+        return Evaluation(int(state.round), dict(zip(kinds, map(scores, measures), strict=True)))
+
+    def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
+        """The clients' own models, stacked in the order asked for (None: all clients)."""
+        return self._personalise(state, clients)
+
+    @cached_property
+    def _personalise(self) -> Any:
+        return self.engine.each_client(self._personal_model)
+
+    @cached_property
+    def _score(self) -> Any:
+        setup = self.engine.setup
+
+        def score(
+            world: World, w: Params, memory: Memory, round: Int[Array, ""], client: Int[Array, ""]
+        ) -> tuple[Measure, Measure]:
+            own = self._personal_model(world, w, memory, round, client)
+            test = setup.objective(world.test, client)
+            return test.measure(w), test.measure(own)
+
+        return self.engine.each_client(score)
+
+    def _personal_model(
+        self, world: World, w: Params, memory: Memory, round: Int[Array, ""], client: Int[Array, ""]
+    ) -> Params:
+        setup = self.engine.setup
+        own_data = setup.objective(world.train if self.adapt_on == "train" else world.test, client)
+        key = fold(setup.seed, Purpose.PERSONALISE, round, client)
+        return setup.method.personalise(own_data, w, memory, setup.turn(round), key)

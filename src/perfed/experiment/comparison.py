@@ -1,0 +1,69 @@
+"""The built-in comparison of all methods: `comparison.toml`, run and laid side by side."""
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from perfed.errors import ConfigError
+from perfed.evaluation import ModelKind, Scores
+from perfed.experiment.config import Config, overridden
+from perfed.experiment.simulate import Progress, Result, run
+
+
+class Entry(NamedTuple):
+    """One run of the comparison, and the rows of the table it gives."""
+
+    rows: dict[str, ModelKind]
+    config: Config
+
+
+class Row(NamedTuple):
+    """One line of the comparison."""
+
+    label: str
+    scores: Scores
+    seconds: float
+
+
+def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Entry]:
+    """The runs, with overrides of the sections they share."""
+    for override in overrides:
+        if override.split("=")[0].split(".")[0].strip() == "method":
+            raise ConfigError(
+                f"--set {override}: the built-in comparison sets each method itself; give a CONFIG "
+                "to run one method with settings of your own"
+            )
+    text = files("perfed.experiment").joinpath("comparison.toml").read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    runs = values.pop("run")
+    shared = overridden(values, overrides) | fixed
+    entries = []
+    for entry in runs:
+        config = Config.checked(shared | {"method": entry["method"]})
+        if entry.get("everyone"):
+            config = config.model_copy(update={"cohort": config.data.clients})
+        entries.append(Entry(entry["rows"], config))
+    return entries
+
+
+def compare(
+    entries: Sequence[Entry], on_progress: Callable[[str, Progress], None] | None = None
+) -> Iterator[tuple[Entry, Result]]:
+    """Run the entries one after another, on the same data."""
+    federation = entries[0].config.build_federation()
+    engines = [entry.config.build(federation) for entry in entries]
+    for entry, engine in zip(entries, engines, strict=True):
+        label = " / ".join(entry.rows)
+
+        def report(progress: Progress, label: str = label) -> None:
+            if on_progress is not None:
+                on_progress(label, progress)
+
+        config = entry.config
+        yield entry, run(engine, config.rounds, config.eval_every, config.adapt_on, report)
+
+
+def rows_of(entry: Entry, result: Result) -> list[Row]:
+    """The lines one run gives."""
+    return [Row(label, result.scores[kind], result.seconds) for label, kind in entry.rows.items()]

@@ -1,0 +1,256 @@
+"""The typed configuration of a run: a TOML file, `--set` overrides, and errors that name the field.
+
+Settings are declared once, where they are used: in a method's, a model's or a data source's own
+signature. Their sections here are made from those, so a new method needs no change in this file.
+"""
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union, final, get_origin, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    create_model,
+)
+
+from perfed.data import SOURCES, Federation
+from perfed.errors import ConfigError, DataError, FieldError
+from perfed.evaluation import AdaptOn
+from perfed.methods import METHODS, Method
+from perfed.models import MODELS
+from perfed.objective import Model, Sampling, Task
+from perfed.simulation import Engine, Sequential, Setup, Vectorised, Weighting
+
+# What a model takes from the data; the rest of its settings are the user's.
+_FROM_DATA = ("inputs", "image", "classes")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def settings(self) -> dict[str, Any]:
+        return {k: v for k in type(self).model_fields if (v := getattr(self, k)) is not None}
+
+
+def _choice(
+    tag: str, options: Mapping[str, Callable[..., Any]], skip: Sequence[str] = (), **common: Any
+) -> Any:
+    """A section whose `tag` names one of the options, and whose other keys are its parameters."""
+    sections = []
+    for name, target in options.items():
+        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        settings: dict[str, Any] = {tag: (Literal[name], ...), **common}
+        for parameter in inspect.signature(target).parameters.values():
+            if parameter.name not in skip:
+                hint = hints[parameter.name]
+                # TOML has arrays only, which a strict tuple would refuse.
+                hint = Annotated[hint, Strict(False)] if get_origin(hint) is tuple else hint
+                required = parameter.default is inspect.Parameter.empty
+                settings[parameter.name] = (hint, ... if required else parameter.default)
+        sections.append(create_model(name, __base__=_Section, **settings))
+    return Annotated[Union[tuple(sections)], Field(discriminator=tag)]  # noqa: UP007
+
+
+class EngineSection(_Section):
+    """`[engine]`: how a run is computed; its results do not depend on it."""
+
+    name: Literal["vectorised", "sequential"] = "vectorised"
+    devices: int | None = None
+    chunk: int | None = None
+
+    def build(self, setup: Setup) -> Engine:
+        """The engine that will run the setup."""
+        if self.name == "sequential":
+            return Sequential(setup)
+        return Vectorised(setup, self.devices, self.chunk)
+
+
+_L2 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@final
+class Config(_Section):
+    """A run, as its TOML file says it."""
+
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    rounds: int = Field(default=100, ge=1)
+    cohort: int = Field(default=10, ge=1)
+    eval_every: int | None = Field(default=None, ge=1)
+    adapt_on: AdaptOn = "train"
+    weighting: Weighting = "uniform"
+    sampling: Sampling = "replacement"
+    data: _choice("source", SOURCES)  # type: ignore[valid-type]
+    model: _choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
+    method: _choice("name", METHODS)  # type: ignore[valid-type]
+    engine: EngineSection = EngineSection()
+
+    @classmethod
+    def load(cls, path: Path | None, overrides: Sequence[str] = (), **fixed: Any) -> Self:
+        """Read a TOML file, then apply `section.key=value` overrides, then fixed values."""
+        return cls.checked(overridden(_read(path) if path else {}, overrides) | fixed)
+
+    @classmethod
+    def checked(cls, values: dict[str, Any]) -> Self:
+        """A valid configuration, or a `ConfigError` that lists every fault."""
+        try:
+            config = cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_faults(error, values))) from None
+        config.build_method()
+        return config
+
+    def build_method(self) -> Method:
+        """The method."""
+        settings = self.method.settings()
+        with _naming("method"):
+            return METHODS[settings.pop("name")](**settings)
+
+    def build_federation(self) -> Federation:
+        """The data."""
+        settings = self.data.settings()
+        with _naming("data"):
+            return SOURCES[settings.pop("source")](**settings)
+
+    def build_model(self, federation: Federation) -> Model:
+        """The model, fitted to the data's shape and classes."""
+        settings, shape = self.model.settings(), federation.example_shape
+        kind = MODELS[settings.pop("name")]
+        from_data = {"inputs": prod(shape), "image": shape, "classes": federation.classes}
+        wanted = inspect.signature(kind).parameters
+        with _naming("model"):
+            if "image" in wanted and len(shape) != 3:
+                allowed = f"needs images, but an input of these data has shape {shape}"
+                raise FieldError("name", self.model.name, allowed)
+            given = {k: v for k, v in (from_data | settings).items() if k in wanted}
+            return kind(**given)
+
+    def build(self, federation: Federation | None = None) -> Engine:
+        """The engine, ready to run; data that are at hand already can be given."""
+        federation = federation or self.build_federation()
+        task = Task(self.build_model(federation), self.model.l2)
+        with _naming():
+            setup = Setup(
+                federation,
+                task,
+                self.build_method(),
+                self.cohort,
+                self.seed,
+                self.weighting,
+                self.sampling,
+            )
+        with _naming("engine"):
+            return self.engine.build(setup)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting, defaults included."""
+        return self.model_dump(mode="json")
+
+
+def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply overrides of the form `section.key=value`, the value written as in TOML."""
+    values = {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys) or len(keys) > 2:
+            raise ConfigError(f"--set {override}: write it as section.key=value, or key=value")
+        place = values
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {override}: {key} is not a section")
+        place[keys[-1]] = _toml_value(text.strip())
+    return values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string: nobody wants to quote twice in a shell
+
+
+@contextmanager
+def _naming(*section: str) -> Iterator[None]:
+    """Turn an error about a setting into one that says which section it is in."""
+    try:
+        yield
+    except FieldError as error:
+        raise ConfigError(f"{'.'.join([*section, str(error)])}") from None
+    except DataError as error:
+        raise ConfigError(f"{'.'.join(section)}: {error}") from None
+
+
+def _faults(error: ValidationError, values: dict[str, Any]) -> list[str]:
+    """One line for each setting at fault: its name, its value, and what is allowed."""
+    reasons: dict[str, list[str]] = {}
+    for fault in error.errors():
+        path, keys = _place(fault)
+        value: Any = values
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        name = ".".join(path)
+        said = fault["type"] not in ("extra_forbidden", "missing", "union_tag_not_found")
+        subject = f"{name} = {value!r}" if said else name
+        reasons.setdefault(subject, []).append(_reason(fault, path[-1], keys))
+    return [f"{subject}: {', or '.join(dict.fromkeys(r))}" for subject, r in reasons.items()]
+
+
+def _place(fault: Any) -> tuple[list[str], list[str]]:
+    """Where a fault is, as the user writes it, and the settings there are in that place."""
+    path = [str(part) for part in fault["loc"]]
+    if fault["type"] == "union_tag_invalid":
+        return [*path, fault["ctx"]["discriminator"].strip("'")], []
+    section, choice = path[0], None
+    if len(path) > 1 and section in ("data", "model", "method"):
+        choice = path.pop(1)  # in a section with a choice this is the choice made, not a key
+    keys = _keys_of(section, choice) if len(path) > 1 else _keys_of()
+    return path[:2], keys
+
+
+def _reason(fault: Any, key: str, keys: Sequence[str]) -> str:
+    match fault["type"]:
+        case "extra_forbidden":
+            near = get_close_matches(key, keys, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"no such setting{hint} (there are: {', '.join(keys)})"
+        case "missing":
+            return "is missing"
+        case "union_tag_not_found":
+            return f"must say its {fault['ctx']['discriminator'].strip(chr(39))}"
+        case "union_tag_invalid":
+            return f"must be one of {fault['ctx']['expected_tags']}"
+        case "model_attributes_type":
+            return "must be a section"
+        case _:
+            return str(fault["msg"]).replace("Input should", "must")
+
+
+def _keys_of(section: str | None = None, choice: str | None = None) -> list[str]:
+    """The settings there are: of the whole, of a section, or of one choice in it."""
+    if section is None or section not in Config.model_fields:
+        return list(Config.model_fields)
+    annotation = Config.model_fields[section].annotation
+    options: tuple[Any, ...] = getattr(annotation, "__args__", (annotation,))
+    chosen = [option for option in options if choice in (None, option.__name__)]
+    return list(chosen[0].model_fields) if chosen else []

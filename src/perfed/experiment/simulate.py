@@ -1,0 +1,146 @@
+"""A whole simulated run: rounds, scores on the way, and a result to hold."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import jax
+
+from perfed.data import Federation
+from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
+from perfed.methods import Method
+from perfed.objective import Model, Params, Sampling, Task
+from perfed.simulation import Engine, Setup, State, Vectorised, Weighting
+
+# Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
+_BLOCK_SECONDS = 0.5
+
+
+class Progress(NamedTuple):
+    """How far a run has come.
+
+    Attributes:
+        round: rounds done.
+        rounds: rounds in all.
+        loss: the mean held-out loss of the personalised models when last scored.
+    """
+
+    round: int
+    rounds: int
+    loss: float
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What a run ends with.
+
+    Attributes:
+        method: the method that ran.
+        rounds: how many rounds it ran.
+        seed: its seed.
+        seconds: how long it took, compiling and scoring included.
+        history: the scores of all clients, from round 0 to the last.
+        state: the last state: global model and client memory.
+    """
+
+    method: Method
+    rounds: int
+    seed: int
+    seconds: float
+    history: tuple[Evaluation, ...]
+    state: State
+    evaluator: Evaluator
+
+    @property
+    def scores(self) -> dict[ModelKind, Scores]:
+        """The scores of all clients after the last round."""
+        return self.history[-1].scores
+
+    @property
+    def global_model(self) -> Params:
+        """The global model's parameters."""
+        return self.state.w
+
+    def personal_model(self, client: int) -> Params:
+        """One client's own parameters."""
+        models = self.evaluator.personal_models(self.state, [client])
+        return jax.tree.map(lambda leaf: leaf[0], models)
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    method: Method,
+    *,
+    rounds: int,
+    cohort: int,
+    seed: int = 0,
+    eval_every: int | None = None,
+    adapt_on: AdaptOn = "train",
+    l2: float = 0.0,
+    weighting: Weighting = "uniform",
+    sampling: Sampling = "replacement",
+    devices: int | None = None,
+    chunk: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Train a method on a federation and score every client.
+
+    Args:
+        federation: all clients' data.
+        model: what is trained; anything with `init` and `apply`.
+        method: how.
+        rounds: global rounds.
+        cohort: clients a round.
+        seed: the seed of everything random in the run.
+        eval_every: score every so many rounds; None: only before the first and after the last.
+        adapt_on: the data personal models are made from (`Evaluator`).
+        l2: the weight of the penalty (l2/2) |w|^2 in every client's loss.
+        weighting: how the cohort is averaged (`Setup`).
+        sampling: how batches are drawn (`Objective.batches`).
+        devices: how many devices; None: all.
+        chunk: at most so many clients at once on a device; None: chosen by memory.
+        on_progress: called as the run goes on.
+    """
+    setup = Setup(federation, Task(model, l2), method, cohort, seed, weighting, sampling)
+    engine = Vectorised(setup, devices, chunk)
+    return run(engine, rounds, eval_every, adapt_on, on_progress)
+
+
+def run(
+    engine: Engine,
+    rounds: int,
+    eval_every: int | None = None,
+    adapt_on: AdaptOn = "train",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Train on a given engine and score every client, as `simulate` does."""
+    begun = time.perf_counter()
+    evaluator = Evaluator(engine, adapt_on)
+    state = engine.start()
+    history = [evaluator(state)]
+
+    def report(done: int) -> None:
+        if on_progress is not None:
+            loss = float(history[-1].scores["personalized"].loss.mean())
+            on_progress(Progress(done, rounds, loss))
+
+    report(0)
+    done, block = 0, 1
+    while done < rounds:
+        stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
+        step = min(block, stop - done)
+        block_begun = time.perf_counter()
+        state = jax.block_until_ready(engine.advance(state, step))
+        pace = (time.perf_counter() - block_begun) / step
+        # The first block compiles, so it says little about the pace: grow from it with care.
+        block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
+        done += step
+        if done == stop:
+            history.append(evaluator(state))
+        report(done)
+    seconds = time.perf_counter() - begun
+    setup = engine.setup
+    return Result(setup.method, rounds, setup.seed, seconds, tuple(history), state, evaluator)
