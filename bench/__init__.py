@@ -1,0 +1,1 @@
+"""How fast a round is, against what one would write instead. Run with `make bench`."""

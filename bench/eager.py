@@ -1,0 +1,122 @@
+"""The same rounds as a lean eager PyTorch loop over clients: no data loader, no modules, plain SGD.
+
+It draws the same kind of batches and takes the same steps as perfed's methods, one client after
+another, which is how the published code of these methods works, less its overheads.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+Weights = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All clients' examples, each client's in tensors of its own."""
+
+    x: list[torch.Tensor]
+    y: list[torch.Tensor]
+
+    def batch(self, client: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Examples of one client, uniformly with replacement."""
+        rows = torch.randint(len(self.y[client]), (size,))
+        return self.x[client][rows], self.y[client][rows]
+
+
+def first_weights(sizes: tuple[int, ...]) -> Weights:
+    """Uniform in +-1/sqrt(fan-in)."""
+    weights = []
+    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+        weights += [torch.empty(b, a).uniform_(-(a**-0.5), a**-0.5), torch.zeros(b)]
+    return weights
+
+
+def gradient(w: Weights, batch: tuple[torch.Tensor, torch.Tensor]) -> Weights:
+    """Of the cross-entropy of an ELU network."""
+    x, y = batch
+    leaves = [p.detach().requires_grad_() for p in w]
+    for i in range(0, len(leaves) - 2, 2):
+        x = functional.elu(functional.linear(x, leaves[i], leaves[i + 1]))
+    loss = functional.cross_entropy(functional.linear(x, leaves[-2], leaves[-1]), y)
+    return list(torch.autograd.grad(loss, leaves))
+
+
+def descend(w: Weights, rate: float, direction: Weights) -> Weights:
+    """W - rate * direction."""
+    return [p - rate * d for p, d in zip(w, direction, strict=True)]
+
+
+def mean(models: list[Weights]) -> Weights:
+    """Of several models."""
+    return [torch.stack(parts).mean(0) for parts in zip(*models, strict=True)]
+
+
+def fedavg(lr: float, tau: int, batch: int) -> Callable[[Clients, int, Weights], Weights]:
+    """Tau local steps."""
+
+    def local(data: Clients, client: int, w: Weights) -> Weights:
+        for _ in range(tau):
+            w = descend(w, lr, gradient(w, data.batch(client, batch)))
+        return w
+
+    return local
+
+
+def per_fedavg(
+    variant: str, alpha: float, beta: float, tau: int, batch: int, delta: float
+) -> Callable[[Clients, int, Weights], Weights]:
+    """Tau meta-steps, first-order or Hessian-free."""
+
+    def local(data: Clients, client: int, w: Weights) -> Weights:
+        for _ in range(tau):
+            w_tilde = descend(w, alpha, gradient(w, data.batch(client, batch)))
+            v = gradient(w_tilde, data.batch(client, batch))
+            if variant == "hf":
+                same = data.batch(client, batch)
+                ahead, behind = (gradient(descend(w, d, v), same) for d in (-delta, delta))
+                v = [
+                    p - alpha * (a - b) / (2 * delta)
+                    for p, a, b in zip(v, ahead, behind, strict=True)
+                ]
+            w = descend(w, beta, v)
+        return w
+
+    return local
+
+
+def pfedme(
+    lam: float, eta: float, local_rounds: int, inner_steps: int, inner_lr: float, batch: int
+) -> Callable[[Clients, int, Weights], Weights]:
+    """R local rounds of K inner steps."""
+
+    def local(data: Clients, client: int, w: Weights) -> Weights:
+        theta = w
+        for _ in range(local_rounds):
+            same = data.batch(client, batch)
+            for _ in range(inner_steps):
+                g = gradient(theta, same)
+                theta = [
+                    t - inner_lr * (d + lam * (t - p)) for t, d, p in zip(theta, g, w, strict=True)
+                ]
+            w = [p - eta * lam * (p - t) for p, t in zip(w, theta, strict=True)]
+        return w
+
+    return local
+
+
+def rounds(
+    local: Callable[[Clients, int, Weights], Weights],
+    data: Clients,
+    w: Weights,
+    cohort: int,
+    count: int,
+) -> Weights:
+    """So many rounds of uniformly sampled cohorts."""
+    for _ in range(count):
+        chosen = np.random.permutation(len(data.y))[:cohort]
+        w = mean([local(data, int(client), w) for client in chosen])
+    return w

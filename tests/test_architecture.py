@@ -1,0 +1,76 @@
+"""The rooms of ARCHITECTURE.md: each imports only from those it may."""
+
+import ast
+from pathlib import Path
+
+import perfed
+
+ROOT = Path(perfed.__file__).parent
+
+# Room -> rooms it may import from. `errors` and `randomness` are the ground all stand on.
+GROUND = {"errors", "randomness"}
+MAY_IMPORT = {
+    "errors": set(),
+    "randomness": set(),
+    "objective": set(),
+    "models": {"objective"},
+    "methods": {"objective"},
+    "data": set(),
+    "simulation": {"objective", "methods", "data"},
+    "evaluation": {"objective", "methods", "data", "simulation"},
+    "experiment": {"objective", "models", "methods", "data", "simulation", "evaluation"},
+    "report": {"evaluation", "experiment"},
+    "cli": {"experiment", "report"},
+}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        rooms |= {name.split(".")[1] for name in names if name.startswith("perfed.")}
+        assert "perfed" not in names, f"{path.name} imports the whole package"
+    return rooms
+
+
+def test_imports_go_one_way() -> None:
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        found.add(room)
+        allowed = MAY_IMPORT[room] | GROUND | {room}
+        extra = imported_rooms(path) - allowed
+        assert not extra, f"{path.relative_to(ROOT)} may not import {sorted(extra)}"
+    assert found == set(MAY_IMPORT)
+
+
+def test_client_side_code_knows_nothing_of_data_or_engines() -> None:
+    """Methods see an objective and nothing else: no NumPy files, no devices, no federation."""
+    for path in [ROOT / "objective.py", *(ROOT / "methods").glob("*.py")]:
+        top = {
+            (node.module or "").split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        }
+        assert top <= {"abc", "collections", "dataclasses", "typing", "jax", "jaxtyping", "perfed"}
+
+
+def test_classes_are_abstract_or_final() -> None:
+    """No concrete class is built upon: what a class does is written in it."""
+    concrete: dict[str, bool] = {}
+    bases: set[str] = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names = {ast.unparse(base).split("[")[0] for base in node.bases}
+                abstract = bool(names & {"ABC", "Protocol", "BaseModel"})
+                concrete[node.name] = not abstract
+                bases |= names
+    assert not {name for name in bases if concrete.get(name)}

@@ -1,0 +1,138 @@
+"""The command, as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_config import SMALL
+
+
+def perfed(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "perfed.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | environment,
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text("rounds = 7\neval_every = 3\n" + SMALL)
+    return path
+
+
+def test_run_writes_a_summary(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    done = perfed("run", config, "--set", "method.lr=0.3", "--seed", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "personalized" in done.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"], summary["seed"]) == ("fedavg", 7, 3)
+    assert summary["seconds"] > 0
+    assert summary["config"]["method"]["lr"] == 0.3
+    assert [point["round"] for point in summary["history"]] == [0, 3, 6, 7]
+    for kind in ("global", "personalized"):
+        for name in ("accuracy", "loss"):
+            values = summary[kind][name]
+            assert set(values) == {"mean", "weighted", "worst", "p10", "p50", "p90", "clients"}
+            assert len(values["clients"]) == 10
+            assert values["mean"] == pytest.approx(sum(values["clients"]) / 10)
+    assert os.listdir(out) == ["summary.json"]
+
+
+def test_results_are_not_overwritten_unless_asked(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("precious")
+    refused = perfed("run", config, "--out", tmp_path)
+    assert refused.returncode == 2
+    assert "holds results already" in refused.stderr
+    assert (tmp_path / "summary.json").read_text() == "precious"
+    allowed = perfed("run", config, "--out", tmp_path, "--overwrite")
+    assert allowed.returncode == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 7
+
+
+def test_a_config_error_exits_2_and_writes_nothing(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = perfed("run", config, "--set", "method.lr=-1", "--set", "model.hidden=[3]", "--out", out)
+    assert done.returncode == 2
+    assert "method.lr = -1.0: must be a number greater than 0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+def test_divergence_is_an_error_with_a_name(config: Path, tmp_path: Path) -> None:
+    done = perfed("run", config, "--set", "method.lr=1e30", "--out", tmp_path)
+    assert done.returncode == 1
+    assert "fedavg diverged: the update of client" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_the_number_of_devices_does_not_change_the_result(config: Path, tmp_path: Path) -> None:
+    losses: list[Any] = []
+    for devices in ("1", "2"):
+        out = tmp_path / devices
+        done = perfed("run", config, "--out", out, PERFED_DEVICES=devices)
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads((out / "summary.json").read_text())["global"]["loss"]["clients"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_built_in_comparison(tmp_path: Path) -> None:
+    settings = ["rounds=2", "eval_every=2", "data.clients=4", "cohort=2", "model.hidden=[4]"]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    done = perfed("run", *arguments, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for label in (
+        "FedAvg",
+        "FedAvg + update",
+        "Per-FedAvg (FO)",
+        "Per-FedAvg (HF)",
+        "Per-FedAvg (exact)",
+        "pFedMe",
+        "Local",
+    ):
+        assert label in done.stdout
+    runs = json.loads((tmp_path / "summary.json").read_text())["runs"]
+    assert [run["method"] for run in runs] == ["fedavg", *["per-fedavg"] * 3, "pfedme", "local"]
+
+
+def test_ctrl_c_ends_quietly(config: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "perfed.cli",
+            "run",
+            config,
+            "--set",
+            "rounds=100000000",
+            "--out",
+            tmp_path,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(12)  # past the start and the compilation
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_version_and_help() -> None:
+    assert perfed("--version").stdout.startswith("perfed 0.")
+    shown = perfed("run", "--help").stdout
+    for word in ("CONFIG", "--set", "--seed", "--out"):
+        assert word in shown

@@ -1,0 +1,45 @@
+"""What importing perfed does to JAX, each in a fresh process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PERFED_")} | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+COUNT = "import perfed, jax; print(len(jax.devices()))"
+
+
+def test_one_host_device_a_core() -> None:
+    assert int(python(COUNT)) == len(os.sched_getaffinity(0))
+
+
+def test_the_user_decides() -> None:
+    assert python(COUNT, PERFED_DEVICES="3") == "3"
+    assert python(COUNT, XLA_FLAGS="--xla_force_host_platform_device_count=5") == "5"
+    assert python(f"import jax; jax.config.update('jax_num_cpu_devices', 4); {COUNT}") == "4"
+
+
+def test_a_jax_that_has_started_is_left_alone() -> None:
+    assert python(f"import jax; jax.devices(); {COUNT}") == "1"
+
+
+def test_compiled_programs_are_kept(tmp_path: Path) -> None:
+    code = (
+        "import perfed\n"
+        "perfed.simulate(perfed.digits(clients=4), perfed.MLR(64, 10), perfed.FedAvg(), rounds=1,"
+        " cohort=2)"
+    )
+    python(code, PERFED_CACHE=str(tmp_path))
+    assert any(tmp_path.iterdir())

@@ -1,0 +1,158 @@
+"""All engines, devices and chunks give one result; cohorts are fair; divergence is named."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import problems
+from perfed import (
+    MLP,
+    DivergedError,
+    FedAvg,
+    FieldError,
+    Local,
+    PerFedAvg,
+    PFedMe,
+    Sequential,
+    Setup,
+    Task,
+    Vectorised,
+    digits,
+)
+from perfed.evaluation import Evaluator
+
+METHODS = [
+    FedAvg(lr=0.05, tau=3, batch=8),
+    PerFedAvg("hf", alpha=0.05, beta=0.05, tau=3, batch=8, send_iterate=True),
+    PerFedAvg("exact", alpha=0.05, beta=0.05, tau=2, batch=8, adapt_steps=2),
+    PFedMe(lam=5, eta=0.05, local_rounds=3, inner_steps=3, inner_lr=0.05, batch=8, beta=1.5),
+    PFedMe(local_rounds=2, inner_start="kept", nu=0.5, inner_steps=9, inner_lr=0.05, batch=8),
+    Local(lr=0.05, tau=3, batch=8),
+]
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return digits(clients=12, split="dirichlet", seed=1)
+
+
+def make(data: Any, method: Any, **options: Any) -> Setup:
+    options = {"cohort": 5, "seed": 4} | options
+    return Setup(data, Task(MLP(64, 10, (16,))), method, **options)
+
+
+def assert_close(a: Any, b: Any, relative: float = 1e-5) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        scale = np.abs(np.asarray(y)).max()
+        assert np.abs(np.asarray(x) - np.asarray(y)).max() <= relative * max(scale, 1e-30)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}-{hash(m) % 1000}")
+@pytest.mark.parametrize("options", [{}, {"weighting": "size", "sampling": "epochs"}])
+def test_engines_agree(data: Any, method: Any, options: dict[str, Any]) -> None:
+    setup = make(data, method, **options)
+    plain = Sequential(setup)
+    expected = plain.advance(plain.start(), 4)
+    scores = Evaluator(plain)(expected).scores
+    for engine in (Vectorised(setup), Vectorised(setup, 1), Vectorised(setup, 2, 2)):
+        state = engine.advance(engine.start(), 4)
+        assert_close(state, expected)
+        for kind, score in Evaluator(engine)(state).scores.items():
+            np.testing.assert_allclose(score.loss, scores[kind].loss, rtol=1e-3)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+def test_any_chunk(data: Any, devices: int, chunk: int) -> None:
+    setup = make(data, METHODS[3], cohort=7)
+    whole = Vectorised(setup)
+    engine = Vectorised(setup, devices, chunk)
+    assert_close(engine.advance(engine.start(), 2), whole.advance(whole.start(), 2))
+
+
+def test_same_seed_same_bits_and_blocks_do_not_matter(data: Any) -> None:
+    setup = make(data, METHODS[1])
+    a, b = Vectorised(setup), Vectorised(setup)
+    once = a.advance(a.start(), 6)
+    state = b.start()
+    for step in (1, 3, 2):
+        state = b.advance(state, step)
+    for x, y in zip(jax.tree.leaves(once), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(x, y)
+    other = Vectorised(make(data, METHODS[1], seed=5))
+    assert np.abs(np.asarray(other.advance(other.start(), 1).w[0]["w"] - once.w[0]["w"])).max() > 0
+
+
+def test_methods_run_as_they_stand_without_jit(data: Any) -> None:
+    setup = make(data, METHODS[0], cohort=2)
+    engine = Sequential(setup)
+    expected = engine.advance(engine.start(), 1)
+    with jax.disable_jit():
+        plain = Sequential(setup)
+        assert_close(plain.advance(plain.start(), 1), expected)
+
+
+def test_cohorts_are_uniform_without_replacement() -> None:
+    setup = problems.setup(FedAvg(), problems.federation(sizes=(3,) * 10), cohort=4)
+    rounds = np.asarray(jax.vmap(setup.pick_cohort)(np.arange(4000)))
+    assert all(len(set(row)) == 4 for row in rounds.tolist())
+    taken = np.zeros((4000, 10))
+    np.put_along_axis(taken, rounds, 1, axis=1)
+    together = taken.T @ taken
+    alone, pairs = np.diag(together), together[np.triu_indices(10, 1)]
+    # 4000 rounds: a client is in 2/5 of them, a pair in 4*3/(10*9).
+    assert np.abs(alone - 1600).max() < 5 * (4000 * 0.4 * 0.6) ** 0.5
+    expected = 4000 * 12 / 90
+    assert np.abs(pairs - expected).max() < 5 * expected**0.5
+
+
+def test_a_client_smaller_than_its_batch_learns() -> None:
+    data = problems.federation(sizes=(2, 3))
+    setup = problems.setup(FedAvg(lr=0.1, tau=5, batch=50), data)
+    engine = Vectorised(setup)
+    first = engine.start()
+    after = engine.advance(first, 20)
+    losses = [
+        [float(problems.objective(data, i).loss(state.w)) for i in range(2)]
+        for state in (first, after)
+    ]
+    assert np.mean(losses[1]) < 0.5 * np.mean(losses[0])
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_an_update_that_is_not_finite_names_client_and_round(engine: Any) -> None:
+    data = problems.federation()
+    data.train.x[data.train.start[3]] = 1e30  # client-3's loss overflows float32
+    setup = problems.setup(FedAvg(lr=0.1, tau=1, batch="full"), data, cohort=2)
+    first = next(k for k in range(50) if 3 in np.asarray(setup.pick_cohort(k)))
+    runner = engine(setup)
+    with pytest.raises(DivergedError, match=f"client-3 in round {first} "):
+        runner.advance(runner.start(), 50)
+
+
+def test_an_empty_seat_does_not_poison_the_sum() -> None:
+    """Seven seats' worth of work for a cohort of five: the two extra results are thrown away."""
+    data = problems.federation(sizes=(4, 4, 4, 4, 4, 4))
+    data.train.x[data.train.start[5]] = 1e30  # the client that empty seats repeat
+    setup = problems.setup(FedAvg(lr=0.1, tau=1, batch="full"), data, cohort=5)
+    seed = next(
+        s
+        for s in range(99)
+        if 5 not in np.asarray(problems.setup(FedAvg(), data, cohort=5, seed=s).pick_cohort(0))
+    )
+    setup = problems.setup(FedAvg(lr=0.1, tau=1, batch="full"), data, cohort=5, seed=seed)
+    engine, plain = Vectorised(setup), Sequential(setup)
+    assert_close(engine.advance(engine.start(), 1), plain.advance(plain.start(), 1))
+
+
+@pytest.mark.parametrize("cohort", [0, 6])
+def test_a_cohort_must_fit(cohort: int) -> None:
+    with pytest.raises(FieldError, match="between 1 and the number of clients, 5"):
+        problems.setup(FedAvg(), cohort=cohort)
+
+
+def test_more_devices_than_there_are() -> None:
+    with pytest.raises(FieldError, match="this process has 2 cpu device"):
+        Vectorised(problems.setup(FedAvg()), devices=3)

@@ -1,0 +1,111 @@
+"""Scores: which model, on which data, and what they come to."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfed import (
+    MLR,
+    FedAvg,
+    Federation,
+    PerFedAvg,
+    PFedMe,
+    Setup,
+    Task,
+    Vectorised,
+    digits,
+    simulate,
+)
+from perfed.data import FlatExamples
+from perfed.evaluation import Evaluator, Scores
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return digits(clients=8, split="dirichlet", seed=2)
+
+
+def personal(data: Any, method: Any, adapt_on: Any) -> np.ndarray:
+    engine = Vectorised(Setup(data, Task(MLR(64, 10)), method, 4))
+    state = engine.advance(engine.start(), 2)
+    return np.asarray(Evaluator(engine, adapt_on).personal_models(state)["w"])
+
+
+@pytest.mark.parametrize("method", [FedAvg(alpha=0.5), PerFedAvg(alpha=0.5), PFedMe()])
+def test_personal_models_see_held_out_data_only_if_asked_to(data: Any, method: Any) -> None:
+    other = dataclasses.replace(data, test=dataclasses.replace(data.test, x=1 - data.test.x))
+    on_train, on_test = (personal(data, method, side) for side in ("train", "test"))
+    np.testing.assert_array_equal(on_train, personal(other, method, "train"))
+    assert np.abs(on_test - personal(other, method, "test")).max() > 1e-3
+    assert np.abs(on_test - on_train).max() > 1e-3
+
+
+def test_scores_are_those_of_the_models_on_held_out_data(data: Any) -> None:
+    """Recomputed with NumPy from the parameters that the result gives away."""
+    result = simulate(data, MLR(64, 10), FedAvg(lr=0.5, alpha=1.0), rounds=5, cohort=8)
+    for i in range(data.clients):
+        x, y = data.test.client(i)
+        for kind, model in (
+            ("global", result.global_model),
+            ("personalized", result.personal_model(i)),
+        ):
+            logits = x.reshape(len(x), -1) @ np.asarray(model["w"]) + np.asarray(model["b"])
+            loss = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+            scores = result.scores[kind]  # type: ignore[index]
+            np.testing.assert_allclose(scores.accuracy[i], (logits.argmax(axis=1) == y).mean())
+            np.testing.assert_allclose(scores.loss[i], loss.mean(), rtol=1e-4)
+
+
+def test_some_clients_in_any_order(data: Any) -> None:
+    engine = Vectorised(Setup(data, Task(MLR(64, 10)), FedAvg(alpha=0.5), 4))
+    evaluator, state = Evaluator(engine), engine.start()
+    every = np.asarray(evaluator.personal_models(state)["w"])
+    chosen = [6, 1, 3]
+    some = np.asarray(evaluator.personal_models(state, chosen)["w"])
+    np.testing.assert_allclose(some, every[chosen], rtol=1e-5, atol=1e-7)
+
+
+def test_summaries() -> None:
+    accuracy = np.array([0.5, 1.0, 0.0, 0.75])
+    loss = np.array([0.4, 0.1, 3.0, 0.2])
+    summary = Scores(accuracy, loss, np.array([1, 1, 1, 5])).summary()
+    assert summary["accuracy"].mean == pytest.approx(0.5625)
+    assert summary["accuracy"].weighted == pytest.approx((0.5 + 1 + 0 + 3.75) / 8)
+    assert summary["accuracy"].worst == 0.0
+    assert summary["loss"].worst == 3.0
+    assert summary["accuracy"].p10 == pytest.approx(0.15)
+    assert summary["accuracy"].p50 == pytest.approx(0.625)
+    assert summary["accuracy"].p90 == pytest.approx(0.925)
+    assert summary["accuracy"].clients == accuracy.tolist()
+
+
+def test_the_headline_is_the_last_round_not_the_best(data: Any) -> None:
+    result = simulate(data, MLR(64, 10), FedAvg(lr=300.0), rounds=4, cohort=1, eval_every=1)
+    means = [e.scores["global"].accuracy.mean() for e in result.history]
+    assert [e.round for e in result.history] == list(range(5))
+    assert max(means) > means[-1]  # a wild step size: the last round is not the best one
+    assert result.scores["global"].accuracy.mean() == means[-1]
+
+
+def test_eval_every_that_does_not_divide_the_rounds(data: Any) -> None:
+    result = simulate(data, MLR(64, 10), FedAvg(), rounds=7, cohort=2, eval_every=3)
+    assert [e.round for e in result.history] == [0, 3, 6, 7]
+
+
+def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> None:
+    """Large and small clients share a chunk; the small ones' spare turns add nothing."""
+    rng = np.random.default_rng(0)
+    sizes = [1, 700, 3, 300, 2]
+    parts = [(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in sizes]
+    flat = FlatExamples.of(parts)
+    together = Federation.made(flat, flat, classes=3)
+    model, method = MLR(4, 3), FedAvg(lr=0.1, alpha=0.3)
+    result = simulate(together, model, method, rounds=1, cohort=5)
+    for i, part in enumerate(parts):
+        x, y = part
+        w = result.global_model
+        logits = x @ np.asarray(w["w"]) + np.asarray(w["b"])
+        expected = (logits.argmax(axis=1) == y).mean()
+        np.testing.assert_allclose(result.scores["global"].accuracy[i], expected, rtol=1e-6)

@@ -1,0 +1,66 @@
+"""FedAvg, FedAvg + update, and Local, against references of a few lines."""
+
+import numpy as np
+import pytest
+
+import problems
+from perfed import FedAvg, Local, Vectorised
+from perfed.evaluation import Evaluator
+
+LR = 0.1
+
+
+@pytest.mark.parametrize("tau", [1, 5])
+def test_a_fedavg_round_on_quadratics(tau: int) -> None:
+    engine = Vectorised(problems.setup(FedAvg(lr=LR, tau=tau, batch="full")))
+    state = engine.start()
+    models = []
+    for f in problems.quadratics(problems.federation()):
+        w = np.asarray(state.w, np.float64)
+        for _ in range(tau):
+            w = w - LR * f.grad(w)
+        models.append(w)
+    np.testing.assert_allclose(engine.advance(state, 1).w, np.mean(models, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+def test_the_mean_is_uniform_unless_asked_otherwise(weighting: str) -> None:
+    data = problems.federation()
+    engine = Vectorised(
+        problems.setup(FedAvg(lr=LR, tau=1, batch="full"), data, weighting=weighting)
+    )
+    state = engine.start()
+    w = np.asarray(state.w, np.float64)
+    models = [w - LR * f.grad(w) for f in problems.quadratics(data)]
+    weights = None if weighting == "uniform" else data.train.size
+    expected = np.average(models, axis=0, weights=weights)
+    np.testing.assert_allclose(engine.advance(state, 1).w, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "steps"), [(None, 1), (0.3, 1), (0.3, 4)])
+def test_fedavg_plus_update(alpha: float | None, steps: int) -> None:
+    data = problems.federation()
+    method = FedAvg(lr=LR, alpha=alpha, adapt_steps=steps)
+    w = problems.start()
+    expected = w
+    for _ in range(steps):
+        f = problems.quadratics(data)[0]
+        expected = expected - (alpha or LR) * f.grad(expected)
+    own = method.personalise(
+        problems.objective(data, 0), problems.f32(w), None, problems.turn(), problems.KEY
+    )
+    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_local_never_federates() -> None:
+    data, tau = problems.federation(), 3
+    engine = Vectorised(problems.setup(Local(lr=LR, tau=tau, batch="full"), data))
+    first = engine.start()
+    state = engine.advance(first, 4)
+    np.testing.assert_array_equal(state.w, first.w)
+    personal = Evaluator(engine).personal_models(state)
+    for i, f in enumerate(problems.quadratics(data)):
+        w = np.asarray(first.w, np.float64)
+        for _ in range(4 * tau):
+            w = w - LR * f.grad(w)
+        np.testing.assert_allclose(personal[i], w, rtol=1e-4, atol=1e-5)
