@@ -9,7 +9,7 @@ demo: .venv/.base
 	$(BIN)/perfed run
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -62,7 +62,7 @@ def settings(method: Any, *wanted: str) -> dict[str, Any]:
 
 
 def mnist_like(clients: int = 50, size: int = 980) -> Federation:
-    """Random images of MNIST's shape, as many a client as in Per-FedAvg; times do not depend on them."""
+    """Random images of MNIST's shape, as many a client as in Per-FedAvg."""
     rng = np.random.default_rng(0)
 
     def side(n: int) -> FlatExamples:
@@ -80,7 +80,7 @@ def cases() -> list[Case]:
     local = eager.fedavg(**settings(sgd, "lr", "tau", "batch"))
     found.append(Case("FedAvg, MNIST network", sgd, local, mnist, layers, 10, 20))
     for variant in ("fo", "hf", "exact"):
-        meta = PerFedAvg(variant, alpha=0.01, beta=0.001, tau=10, batch=40)  # type: ignore[arg-type]
+        meta = PerFedAvg(variant, alpha=0.01, beta=0.001, tau=10, batch=40)
         names = ("variant", "alpha", "beta", "tau", "batch", "delta")
         other = None if variant == "exact" else eager.per_fedavg(**settings(meta, *names))
         label = f"Per-FedAvg ({variant}), MNIST network"
@@ -101,7 +101,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def measure(case: Case, threads: list[int]) -> dict[str, list[float]]:
-    """Milliseconds a round, of every contestant in turn, several times; and perfed's first round."""
+    """Milliseconds a round of every contestant in turn; perfed's first round apart."""
     first, *rest = case.layers
     model = MLP(first, rest[-1], tuple(rest[:-1]), "elu") if rest[:-1] else MLR(first, rest[-1])
     engine = Vectorised(Setup(case.federation, Task(model), case.method, case.cohort))

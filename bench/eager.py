@@ -6,6 +6,7 @@ another, which is how the published code of these methods works, less its overhe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class Clients:
 def first_weights(sizes: tuple[int, ...]) -> Weights:
     """Uniform in +-1/sqrt(fan-in)."""
     weights = []
-    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+    for a, b in pairwise(sizes):
         weights += [torch.empty(b, a).uniform_(-(a**-0.5), a**-0.5), torch.zeros(b)]
     return weights
 

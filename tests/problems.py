@@ -10,7 +10,7 @@ import numpy as np
 from perfed.data import Federation, FlatExamples
 from perfed.methods import Method, Turn
 from perfed.objective import Examples, Objective, Task
-from perfed.randomness import fold
+from perfed.randomness import Purpose, fold
 from perfed.simulation import Setup
 
 DIMENSION = 4
@@ -65,7 +65,7 @@ class Quadratic:
     b: np.ndarray
 
     def grad(self, w: np.ndarray) -> np.ndarray:
-        return self.A @ w - self.b
+        return np.asarray(self.A @ w - self.b)
 
 
 def quadratics(data: Federation) -> list[Quadratic]:
@@ -88,8 +88,8 @@ def objective(data: Federation, client: int, task: Task = QUADRATIC, **options: 
 def setup(method: Method, data: Federation | None = None, **options: Any) -> Setup:
     """All clients in every round, unless said otherwise."""
     data = data or federation()
-    options = {"task": QUADRATIC, "cohort": data.clients} | options
-    return Setup(data, method=method, **options)
+    settings: dict[str, Any] = {"task": QUADRATIC, "cohort": data.clients} | options
+    return Setup(data, method=method, **settings)
 
 
 def turn(round: int = 0) -> Turn:
@@ -104,4 +104,4 @@ def f32(w: np.ndarray) -> Any:
     return jnp.asarray(w, jnp.float32)
 
 
-KEY = fold(0, 3)  # type: ignore[arg-type]
+KEY = fold(0, Purpose.LOCAL, 0, 0)

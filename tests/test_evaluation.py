@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_models_on_held_out_data(data: Any) -> None:
             ("global", result.global_model),
             ("personalized", result.personal_model(i)),
         ):
-            logits = x.reshape(len(x), -1) @ np.asarray(model["w"]) + np.asarray(model["b"])
+            logits = x.reshape(len(x), -1) @ np.asarray(model["w"]).T + np.asarray(model["b"])
             loss = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
             scores = result.scores[kind]  # type: ignore[index]
             np.testing.assert_allclose(scores.accuracy[i], (logits.argmax(axis=1) == y).mean())
@@ -106,6 +106,6 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
     for i, part in enumerate(parts):
         x, y = part
         w = result.global_model
-        logits = x @ np.asarray(w["w"]) + np.asarray(w["b"])
+        logits = x @ np.asarray(w["w"]).T + np.asarray(w["b"])
         expected = (logits.argmax(axis=1) == y).mean()
         np.testing.assert_allclose(result.scores["global"].accuracy[i], expected, rtol=1e-6)

@@ -2,48 +2,58 @@
 
 from typing import Any
 
-import pytest
+import numpy as np
 
-from perfed import MLP, MLR, FedAvg, Local, PerFedAvg, PFedMe, digits, simulate, synthetic
+from perfed import MLP, MLR, FedAvg, Local, Method, PerFedAvg, PFedMe, digits, simulate, synthetic
 
-
-def accuracy(result: Any, kind: Any) -> float:
-    return float(result.scores[kind].summary()["accuracy"].weighted)
-
-
-@pytest.fixture(scope="module")
-def data() -> Any:
-    return synthetic(alpha=0.5, beta=0.5)
+PFEDME = PFedMe(lam=20, eta=0.01, local_rounds=20, inner_steps=5, inner_lr=0.01, beta=2, batch=20)
+FEDAVG = FedAvg(lr=0.02, tau=20, batch=20)
 
 
-def test_pfedme_table_1_synthetic_mlr(data: Any) -> None:
-    """The paper prints PM 83.20 and GM 78.65 (Table 1).
+def curves(method: Method, seeds: range, weighting: Any) -> dict[str, np.ndarray]:
+    """Size-weighted accuracy on held-out data: one row a seed, one column every 20 rounds."""
+    data = synthetic(alpha=0.5, beta=0.5)
+    found: dict[str, list[list[float]]] = {"global": [], "personalized": []}
+    for seed in seeds:
+        result = simulate(
+            data,
+            MLR(60, 10),
+            method,
+            rounds=600,
+            cohort=10,
+            eval_every=20,
+            seed=seed,
+            weighting=weighting,
+        )
+        for kind, rows in found.items():
+            rows.append(
+                [e.scores[kind].summary()["accuracy"].weighted for e in result.history]  # type: ignore[index]
+            )
+    return {kind: np.array(rows) for kind, rows in found.items()}
 
-    Its code weights the mean by data size, and so does this run; the paper's Algorithm 1 does not,
-    and neither does perfed by default.
+
+def test_pfedme_table_1_synthetic_mlr() -> None:
+    """The paper prints PM 83.20 and GM 78.65 on this very data set.
+
+    Those are means over runs of the best round of each, with a mean over clients weighted by their
+    sizes: so does the authors' code. Neither is perfed's default (the last round; Algorithm 1's
+    uniform mean), so both are asked for here, and the last round is held to a little less.
     """
-    method = PFedMe(
-        lam=20, eta=0.01, local_rounds=20, inner_steps=5, inner_lr=0.01, beta=2, batch=20
-    )
-    result = simulate(data, MLR(60, 10), method, rounds=600, cohort=10, weighting="size")
-    assert accuracy(result, "personalized") >= 0.832
-    assert accuracy(result, "global") >= 0.786
+    found = curves(PFEDME, range(3), "size")
+    assert found["personalized"].max(axis=1).mean() >= 0.832
+    assert found["personalized"][:, -1].mean() >= 0.829
+    assert found["global"][:, -1].mean() >= 0.786
 
 
-def test_fedavg_table_1_synthetic_mlr(data: Any) -> None:
+def test_fedavg_table_1_synthetic_mlr() -> None:
     """The paper prints 77.62."""
-    method = FedAvg(lr=0.02, tau=20, batch=20)
-    result = simulate(data, MLR(60, 10), method, rounds=600, cohort=10, weighting="size")
-    assert 0.76 <= accuracy(result, "global") <= 0.80
+    assert 0.76 <= curves(FEDAVG, range(2), "size")["global"][:, -1].mean() <= 0.80
 
 
-def test_personalisation_pays_with_a_uniform_mean_too(data: Any) -> None:
-    method = PFedMe(
-        lam=20, eta=0.01, local_rounds=20, inner_steps=5, inner_lr=0.01, beta=2, batch=20
-    )
-    result = simulate(data, MLR(60, 10), method, rounds=600, cohort=10)
-    assert accuracy(result, "personalized") >= 0.82
-    assert accuracy(result, "personalized") > accuracy(result, "global") + 0.02
+def test_personalisation_pays_with_the_uniform_mean_too() -> None:
+    found = curves(PFEDME, range(2), "uniform")
+    assert found["personalized"][:, -1].min() >= 0.82
+    assert found["personalized"][:, -1].mean() > found["global"][:, -1].mean() + 0.02
 
 
 def test_every_method_on_the_digits() -> None:

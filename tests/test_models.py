@@ -21,7 +21,7 @@ def test_outputs_and_starts(model: Any) -> None:
     params = model.init(jax.random.key(0))
     assert model.apply(params, jnp.ones((5, 8, 8, 1))).shape == (5, 10)
     for layer in jax.tree.leaves(params, is_leaf=lambda t: isinstance(t, dict) and "w" in t):
-        bound = layer["w"].shape[0] ** -0.5
+        bound = layer["w"].shape[1] ** -0.5
         values = np.concatenate([np.ravel(layer["w"]), np.ravel(layer["b"])])
         assert np.abs(values).max() <= bound
         assert np.abs(values).max() > 0.8 * bound
@@ -32,8 +32,8 @@ def test_outputs_and_starts(model: Any) -> None:
 def test_an_mlp_by_hand(name: Any) -> None:
     model = MLP(3, 2, (4,), name)
     (one, two), x = model.init(jax.random.key(1)), np.random.default_rng(0).normal(size=(5, 3))
-    hidden = x @ one["w"] + one["b"]
-    expected = getattr(jax.nn, name)(hidden) @ two["w"] + two["b"]
+    hidden = x @ one["w"].T + one["b"]
+    expected = getattr(jax.nn, name)(hidden) @ two["w"].T + two["b"]
     np.testing.assert_allclose(
         model.apply([one, two], jnp.asarray(x, jnp.float32)), expected, rtol=1e-4, atol=1e-5
     )
@@ -46,7 +46,7 @@ def test_the_convolution_is_one(side: int) -> None:
     params = model.init(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (6, side, side, 2))
     layer = params["convolutions"][0]
-    kernel = layer["w"].reshape(3, 3, 2, 5)
+    kernel = layer["w"].T.reshape(3, 3, 2, 5)
     convolved = jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -58,8 +58,8 @@ def test_the_convolution_is_one(side: int) -> None:
         (1, 2, 2, 1),
         "VALID",
     )
-    dense = pooled.reshape(6, -1) @ params["dense"]["w"] + params["dense"]["b"]
-    expected = jax.nn.relu(dense) @ params["out"]["w"] + params["out"]["b"]
+    dense = pooled.reshape(6, -1) @ params["dense"]["w"].T + params["dense"]["b"]
+    expected = jax.nn.relu(dense) @ params["out"]["w"].T + params["out"]["b"]
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -70,7 +70,7 @@ def learns(model: Model) -> None:
     first, last = (e.scores["global"].accuracy.mean() for e in result.history)
     assert last > max(0.7, first + 0.3)
     own = result.personal_model(2)
-    assert jax.tree.structure(own) == jax.tree.structure(result.global_model)
+    jax.tree.map(lambda a, b: np.testing.assert_equal(a.shape, b.shape), own, result.global_model)
 
 
 def test_a_cnn_learns() -> None:

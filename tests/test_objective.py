@@ -62,6 +62,24 @@ def test_keys_of_different_draws_differ() -> None:
     assert len({tuple(np.asarray(jax.random.key_data(k)).tolist()) for k in keys}) == len(keys)
 
 
+@pytest.mark.parametrize("n", [41, 47, 49, 55])
+def test_a_perfect_client_scores_exactly_one(n: int) -> None:
+    """Sums are divided by n; times 1/n they would miss 1 in float32 for these."""
+
+    class AlwaysFirst:
+        def init(self, key: object) -> object:
+            return ()
+
+        def apply(self, params: object, x: jax.Array) -> jax.Array:
+            return jnp.stack([jnp.ones(len(x)), jnp.zeros(len(x))], axis=1)
+
+    def accuracy(size: jax.Array) -> jax.Array:
+        own = Examples(jnp.ones((60, 1)), jnp.zeros(60, int), 0, size)
+        return Objective(Task(AlwaysFirst()), own).measure(()).accuracy
+
+    assert float(jax.jit(accuracy)(n)) == 1.0
+
+
 def test_batches_are_uniform_with_replacement() -> None:
     data = problems.federation(sizes=(4, 10, 6))
     batch = problems.objective(data, 1).batches(jax.random.key(0), 500, 40)

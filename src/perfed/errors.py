@@ -1,5 +1,7 @@
 """Errors that name what was wrong, where, and what to do."""
 
+from collections.abc import Sequence
+
 
 class FieldError(ValueError):
     """A setting that cannot be used: which one, what it was, and what is allowed."""
@@ -19,6 +21,12 @@ class ConfigError(ValueError):
 
 class DivergedError(RuntimeError):
     """An update that was not finite: of which client, in which round."""
+
+
+def require_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    """Raise `FieldError` unless the value is one of the choices."""
+    allowed = "must be one of " + ", ".join(f'"{choice}"' for choice in choices)
+    require(value in choices, field, value, allowed)
 
 
 def require(holds: bool, field: str, value: object, allowed: str) -> None:

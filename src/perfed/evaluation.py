@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from perfed.errors import DivergedError, require_choice
 from perfed.methods.base import Memory
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
@@ -91,19 +92,25 @@ class Evaluator:
     engine: Engine
     adapt_on: AdaptOn = "train"
 
-    def __call__(self, state: State) -> Evaluation:
-        """Score the global and every personalised model."""
-        measures: tuple[Measure, Measure] = self._score(state, None)
-        sizes = np.asarray(self.engine.setup.federation.test.size)
+    def __post_init__(self) -> None:
+        require_choice("adapt_on", self.adapt_on, get_args(AdaptOn))
 
-        def scores(measure: Measure) -> Scores:
+    def __call__(self, state: State) -> Evaluation:
+        """Score the global and every personalised model; a loss that is not finite is refused."""
+        setup, scores = self.engine.setup, {}
+        for kind, measure in zip(get_args(ModelKind), self._score(state, None), strict=True):
             accuracy, loss = (
                 np.asarray(part, np.float64) for part in (measure.accuracy, measure.loss)
             )
-            return Scores(accuracy, loss, sizes)
-
-        kinds: tuple[ModelKind, ModelKind] = ("global", "personalized")
-        return Evaluation(int(state.round), dict(zip(kinds, map(scores, measures), strict=True)))
+            lost = np.flatnonzero(~np.isfinite(loss))
+            if len(lost):
+                raise DivergedError(
+                    f"{setup.method.name} diverged: after {int(state.round)} rounds the {kind} "
+                    f"model's loss on client {setup.federation.names[lost[0]]} is not finite. "
+                    "Smaller step sizes usually help"
+                )
+            scores[kind] = Scores(accuracy, loss, np.asarray(setup.federation.test.size))
+        return Evaluation(int(state.round), scores)
 
     def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
         """The clients' own models, stacked in the order asked for (None: all clients)."""

@@ -160,13 +160,15 @@ def _layer(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:
     bound = inputs**-0.5
     weight_key, bias_key = jax.random.split(key)
     return {
-        "w": jax.random.uniform(weight_key, (inputs, outputs), minval=-bound, maxval=bound),
+        "w": jax.random.uniform(weight_key, (outputs, inputs), minval=-bound, maxval=bound),
         "b": jax.random.uniform(bias_key, (outputs,), minval=-bound, maxval=bound),
     }
 
 
 def _linear(layer: Any, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-    outputs: Array = x @ layer["w"] + layer["b"]
+    # Weights are kept as (outputs, inputs): vectorised over clients, the gradient of a narrow layer
+    # is then a product whose inner axis is long, which the CPU does nearly twice as fast.
+    outputs: Array = x @ layer["w"].T + layer["b"]
     return outputs
 
 

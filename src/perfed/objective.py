@@ -8,13 +8,14 @@ client's examples: that is the privacy boundary.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
-from perfed.randomness import IntLike, permuted
+from perfed.errors import require, require_choice
+from perfed.randomness import IntLike, permuted, uniform_below
 
 Params: TypeAlias = Any  # a pytree of float arrays
 BatchSize = int | Literal["full"]
@@ -53,19 +54,27 @@ class Task:
     l2: float = 0.0
     loss: Callable[[Float[Array, "b ..."], Shaped[Array, " b"]], Float[Array, " b"]] | None = None
 
+    def __post_init__(self) -> None:
+        require(0 <= self.l2 < float("inf"), "l2", self.l2, "must be a number, at least 0")
+
     def example_losses(
         self, params: Params, x: Shaped[Array, "b ..."], y: Shaped[Array, " b"]
     ) -> tuple[Float[Array, " b"], Float[Array, "b ..."]]:
         """l(w; x_j, y_j) of each example, and the model's outputs. Cross-entropy by default."""
-        outputs = self.model.apply(params, x)
+        # An accelerator's short float32 products would drown the differences that Per-FedAvg's
+        # Hessian-free variant takes, and results would depend on the device.
+        with jax.default_matmul_precision("highest"):
+            outputs = self.model.apply(params, x)
         return (self.loss or cross_entropy)(outputs, y), outputs
 
 
 def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
     """-log softmax(logits)[y]."""
-    # A comparison instead of an index: its derivative needs no scatter, which is slow in a vmap.
-    chosen = jnp.where(y[:, None] == jnp.arange(logits.shape[-1]), logits, 0.0).sum(-1)
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+    # Classes first, for the sake of the products around it (see `models`); and a comparison instead
+    # of an index, whose derivative would be a scatter: slow in a vmap.
+    by_class = logits.T
+    chosen = jnp.where(y == jnp.arange(len(by_class))[:, None], by_class, 0.0).sum(0)
+    return jax.nn.logsumexp(by_class, axis=0) - chosen
 
 
 def squared_norm(tree: Params) -> Scalar:
@@ -118,13 +127,16 @@ class Objective:
     examples: Examples
     sampling: Sampling = "replacement"
 
+    def __post_init__(self) -> None:
+        require_choice("sampling", self.sampling, get_args(Sampling))
+
     def batches(self, key: PRNGKeyArray, steps: tuple[int, ...] | int, size: BatchSize) -> Batch:
         """Batches for `steps` steps, stacked along leading axes.
 
         `replacement`: every example drawn uniformly and independently, as the theory assumes.
         `epochs`: one random permutation of the client's data after another, cut into batches, so
-        that no example comes twice before all have come once; a batch may span two permutations,
-        and a client smaller than the batch goes through several in one batch.
+        that in one call no example comes twice before all have come once; a batch may span two
+        permutations, and a client smaller than the batch goes through several in one batch.
         """
         steps = (steps,) if isinstance(steps, int) else steps
         if size == "full":
@@ -132,7 +144,7 @@ class Objective:
         shape = (*steps, size)
         n = self.examples.size
         if self.sampling == "replacement":
-            return Batch(jax.random.randint(key, shape, 0, n))
+            return Batch(uniform_below(key, shape, n))
         draw = jnp.arange(math.prod(shape)).reshape(shape)
         return Batch(permuted(key, draw % n, n, epoch=draw // n))
 
@@ -184,7 +196,7 @@ class Objective:
         """
         if batch.position is not None:
             x, y = self.examples.rows(batch.position)
-            return _scaled(part(x, y, jnp.ones(x.shape[0], bool)), 1.0 / x.shape[0])
+            return _divided(part(x, y, jnp.ones(x.shape[0], bool)), x.shape[0])
         block, n = self.examples.block, self.examples.size
 
         def block_sum(b: Int[Array, ""]) -> Any:
@@ -198,12 +210,12 @@ class Objective:
             lambda b, total: jax.tree.map(jnp.add, total, block_sum(b)),
             jax.tree.map(_zeros, jax.eval_shape(block_sum, jnp.int32(0))),
         )
-        return _scaled(total, 1.0 / n)
+        return _divided(total, n)
 
 
 def _zeros(like: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(like.shape, like.dtype)
 
 
-def _scaled(tree: Any, factor: float | Array) -> Any:
-    return jax.tree.map(lambda leaf: leaf * factor, tree)
+def _divided(tree: Any, n: IntLike) -> Any:
+    return jax.tree.map(lambda leaf: leaf / n, tree)

@@ -25,12 +25,23 @@ class Purpose(IntEnum):
     PERSONALISE = 4
 
 
-def fold(seed: IntLike, purpose: Purpose, round: IntLike = 0, client: IntLike = 0) -> PRNGKeyArray:
-    """The key of one draw: (seed, purpose, round, client)."""
-    key = jax.random.key(seed)
-    for part in (int(purpose), round, client):
-        key = jax.random.fold_in(key, part)
+def fold(
+    seed: int, purpose: Purpose, round: IntLike | None = None, client: IntLike | None = None
+) -> PRNGKeyArray:
+    """The key of one draw: (seed, purpose, round, client), as far as they apply."""
+    # What is known beforehand is folded beforehand: it need not be compiled into every program.
+    with jax.ensure_compile_time_eval():
+        key = jax.random.fold_in(jax.random.key(seed), int(purpose))
+    for part in (round, client):
+        if part is not None:
+            key = jax.random.fold_in(key, part)
     return key
+
+
+def uniform_below(key: PRNGKeyArray, shape: tuple[int, ...], n: IntLike) -> Int[Array, "*shape"]:
+    """Independent draws from 0..n-1, each as likely as any other to within n / 2^32."""
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    return (bits % jnp.asarray(n).astype(jnp.uint32)).astype(jnp.int32)
 
 
 def permuted(

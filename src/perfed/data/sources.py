@@ -1,13 +1,13 @@
 """Where data comes from: generators and the sets that ship with the package."""
 
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from perfed.data import partitions
 from perfed.data.federation import Federation, FlatExamples
-from perfed.errors import DataError, require
+from perfed.errors import DataError, require, require_choice
 
 SizeLaw = Literal["pfedme", "fedprox"]
 Split = Literal["per-fedavg", "dirichlet"]
@@ -41,6 +41,7 @@ def synthetic(
         test_fraction: the part of each client's examples that is held out.
         seed: the seed of everything above.
     """
+    require_choice("sizes", sizes, get_args(SizeLaw))
     require(clients >= 1, "clients", clients, "must be at least 1")
     require(features >= 1, "features", features, "must be at least 1")
     require(classes >= 2, "classes", classes, "must be at least 2")
@@ -85,6 +86,7 @@ def digits(
         test_fraction: the part of the examples that is held out.
         seed: the seed of the split.
     """
+    require_choice("split", split, get_args(Split))
     require(clients >= 1, "clients", clients, "must be at least 1")
     require(0 < concentration < np.inf, "concentration", concentration, "must be greater than 0")
     require(a is None or (a >= 2 and a % 2 == 0), "a", a, "must be an even number, at least 2")

@@ -80,7 +80,8 @@ class Method(ABC):
     def _count(self, *fields: str) -> None:
         for field in fields:
             value = getattr(self, field)
-            require(value >= 1, field, value, "must be a whole number, at least 1")
+            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            require(valid, field, value, "must be a whole number, at least 1")
 
     def _batch_size(self, *fields: str) -> None:
         allowed = 'must be a whole number, at least 1, or "full" for all of the client\'s data'
@@ -89,14 +90,10 @@ class Method(ABC):
             valid = value >= 1 if isinstance(value, int) else value == "full"
             require(valid, field, value, allowed)
 
-    def _one_of(self, field: str, choices: tuple[str, ...]) -> None:
-        allowed = "must be one of " + ", ".join(f'"{choice}"' for choice in choices)
-        require(getattr(self, field) in choices, field, getattr(self, field), allowed)
-
 
 def descend(w: Params, rate: float | Array, direction: Params) -> Params:
     """W - rate * direction."""
-    return jax.tree.map(lambda a, d: a - rate * d, w, direction)
+    return jax.tree.map(lambda a, d: (a - rate * d).astype(a.dtype), w, direction)
 
 
 def change(new: Params, old: Params) -> Params:

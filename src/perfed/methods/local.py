@@ -14,6 +14,9 @@ from perfed.objective import Batch, BatchSize, Objective, Params
 class Local(Method):
     """SGD on own data, from the common first model; the global model never moves.
 
+    As with any method, the clients of a round's cohort train: for clients that never wait for
+    anybody, take all of them as the cohort.
+
     Attributes:
         lr: the learning rate.
         tau: SGD steps a round.

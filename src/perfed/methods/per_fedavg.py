@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from perfed.errors import require
+from perfed.errors import require, require_choice
 from perfed.methods.base import (
     Memory,
     Method,
@@ -23,6 +23,7 @@ from perfed.methods.base import (
     take_steps,
 )
 from perfed.objective import Batch, BatchSize, Objective, Params
+from perfed.randomness import uniform_below
 
 Variant = Literal["exact", "fo", "hf"]
 
@@ -43,7 +44,8 @@ class PerFedAvg(Method):
         batch: the size D of the batch the adaptation uses.
         batch_outer: the size D' of the batch the gradient after it uses; None: `batch`.
         batch_hessian: the size D'' of the batch the Hessian uses; None: `batch`.
-        delta: the width of the differences of `hf`.
+        delta: the width of the differences of `hf`, in units of the vector the Hessian multiplies
+            (fixed, as published: near a stationary point float32 rounding takes over).
         adapt_steps: adaptation steps, in training and in the personalised model.
         adapt_batch: examples a step of the personalised model; "full" is problem (3) itself.
         send_iterate: also average the cohort's iterates at a random t_k (Remark 4.7).
@@ -66,7 +68,7 @@ class PerFedAvg(Method):
 
     def check(self) -> None:
         """Positive rates and counts, a known variant."""
-        self._one_of("variant", get_args(Variant))
+        require_choice("variant", self.variant, get_args(Variant))
         self._positive("alpha", "beta", "delta")
         decay = self.beta_decay
         require(0 <= decay < float("inf"), "beta_decay", decay, "must be a number, at least 0")
@@ -95,7 +97,7 @@ class PerFedAvg(Method):
         def step(w: Params, ddd: tuple[Batch, Batch, Batch]) -> Params:
             return descend(w, beta, self.meta_gradient(objective, w, *ddd))
 
-        pick = jax.random.randint(turn.key, (), 0, self.tau) if self.send_iterate else None
+        pick = uniform_below(turn.key, (), self.tau) if self.send_iterate else None
         w, iterate = take_steps(step, w, batches, self.tau, pick)
         return Reply(w, memory, iterate)
 

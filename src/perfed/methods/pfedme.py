@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from perfed.errors import require_choice
 from perfed.methods.base import Memory, Method, Reply, Turn, descend
 from perfed.objective import Batch, BatchSize, Objective, Params, squared_norm
 
@@ -30,13 +31,15 @@ class PFedMe(Method):
         lam: lambda, how strongly a personal model is held to the local one.
         eta: the step size of the local rounds.
         local_rounds: R, local rounds a global one.
-        inner_solver: gradient descent or Nesterov's accelerated one, for the inner problem (7).
-        inner_steps: K, inner steps a local round; with `nu`, their limit.
+        inner_solver: gradient descent or Nesterov's accelerated one, for the inner problem (7). The
+            two are one where inner_lr * lam >= 1, which leaves no room for momentum.
+        inner_steps: K, inner steps a local round; with `nu`, their limit: give it room.
         inner_lr: the step size of the inner solver.
         nu: stop the inner solver once |grad h|^2 <= nu (8); None: always take K steps.
         inner_start: where theta starts. `received`: at the received w, then on from the last theta
             (the authors' code); `local`: at the current w_i in each local round; `kept`: at the
-            theta kept from the client's last turn.
+            theta kept from the client's last turn (a variant: Algorithm 1 has every client work in
+            every round, here the theta of those not sampled waits).
         beta: the server's mixing: w <- (1 - beta) w + beta mean(w_i).
         batch: examples a local round.
     """
@@ -59,8 +62,8 @@ class PFedMe(Method):
         self._positive("lam", "eta", "inner_lr", "beta", *(["nu"] if self.nu is not None else []))
         self._count("local_rounds", "inner_steps")
         self._batch_size("batch")
-        self._one_of("inner_solver", get_args(Solver))
-        self._one_of("inner_start", get_args(InnerStart))
+        require_choice("inner_solver", self.inner_solver, get_args(Solver))
+        require_choice("inner_start", self.inner_start, get_args(InnerStart))
 
     def first_memory(self, w: Params) -> Memory:
         """A client keeps its theta; before its first turn that is the first global model."""

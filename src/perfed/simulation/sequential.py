@@ -12,6 +12,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
+from perfed.errors import require
 from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
 from perfed.simulation.setup import Contribution, Setup, State, World
 
@@ -40,19 +41,21 @@ class Sequential(Engine):
         for _ in range(rounds):
             memory = state.memory
             total: Any = None
+            culprits = []
             for client in self.setup.pick_cohort(state.round):
                 own = memory_of(state.memory, client)
                 turn: Contribution = self._take_turn(self._world, state.w, own, state.round, client)
-                if not turn.finite:
-                    raise self.setup.diverged(int(state.round), int(client))
+                culprits += [] if turn.finite else [int(client)]
                 part = jax.tree.map(
-                    lambda leaf, weight=turn.weight: weight * leaf,
+                    lambda leaf, weight=turn.weight: weight.astype(leaf.dtype) * leaf,
                     (jnp.ones(()), turn.change, turn.iterate),
                 )
                 total = part if total is None else jax.tree.map(jnp.add, total, part)
                 memory = jax.tree.map(
                     lambda all, new, i=client: all.at[i].set(new), memory, turn.memory
                 )
+            if culprits:
+                raise self.setup.diverged(int(state.round), min(culprits))
             state = self.setup.close_round(state, total, memory)
         return state
 
@@ -62,6 +65,7 @@ class Sequential(Engine):
 
         def run(state: State, clients: Sequence[int] | None = None) -> Any:
             chosen = range(self.setup.federation.clients) if clients is None else clients
+            require(len(chosen) >= 1, "clients", clients, "name at least one")
             results = [
                 compiled(self._world, state.w, memory_of(state.memory, i), state.round, i)
                 for i in chosen

@@ -1,14 +1,14 @@
 """What is simulated, and the steps of a round that every engine shares."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from perfed.data import Federation, FlatExamples
-from perfed.errors import DivergedError, require
+from perfed.errors import DivergedError, require, require_choice
 from perfed.methods import Method, Turn
 from perfed.methods.base import Memory, change
 from perfed.objective import Examples, Objective, Params, Sampling, Task
@@ -57,7 +57,7 @@ class Contribution(NamedTuple):
         change: its local model minus the global one.
         iterate: its iterate minus the global model, if the method sends one.
         memory: what it keeps; this one stays with the client.
-        finite: whether all that it sends is finite.
+        finite: whether all that it sends and keeps is finite.
     """
 
     weight: Float[Array, ""]
@@ -94,6 +94,8 @@ class Setup:
         clients = self.federation.clients
         allowed = f"must be between 1 and the number of clients, {clients}"
         require(1 <= self.cohort <= clients, "cohort", self.cohort, allowed)
+        require_choice("weighting", self.weighting, get_args(Weighting))
+        require_choice("sampling", self.sampling, get_args(Sampling))
 
     def world(self) -> World:
         """The federation as arrays."""
@@ -135,7 +137,7 @@ class Setup:
         sent = change(reply.w, w)
         iterate = None if reply.iterate is None else change(reply.iterate, w)
         weight = objective.examples.size if self.weighting == "size" else 1.0
-        finite = jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves((sent, iterate))]).all()
+        finite = all_finite((sent, iterate, reply.memory))
         return Contribution(jnp.asarray(weight, float), sent, iterate, reply.memory, finite)
 
     def close_round(
@@ -144,7 +146,7 @@ class Setup:
         """The next state, from the cohort's weighted sums (weight, change, iterate)."""
         weight, change_sum, iterate_sum = total
         mean_change, mean_iterate = jax.tree.map(
-            lambda leaf: leaf / weight, (change_sum, iterate_sum)
+            lambda leaf: (leaf / weight).astype(leaf.dtype), (change_sum, iterate_sum)
         )
         w = self.method.merge(state.w, mean_change)
         iterate = None
@@ -159,3 +161,8 @@ class Setup:
             f"round {round} is not finite. Smaller step sizes usually help; the rounds before are "
             "not affected"
         )
+
+
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether every entry of every leaf is finite."""
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

@@ -95,7 +95,7 @@ class Vectorised(Engine):
         setup, nobody = self.setup, self.setup.federation.clients
         chunk, places = self._layout(setup.cohort, state)
         cohort = setup.pick_cohort(state.round)
-        seats = jnp.full(places * self._mesh.size, nobody).at[: setup.cohort].set(cohort)
+        seats = jnp.full(places * self._mesh.size, nobody, jnp.int32).at[: setup.cohort].set(cohort)
         mine = jax.lax.dynamic_slice_in_dim(seats, jax.lax.axis_index(AXIS) * places, places)
 
         def add_chunk(total: Any, clients: Int[Array, " chunk"]) -> tuple[Any, Any]:
@@ -109,7 +109,7 @@ class Vectorised(Engine):
             def weighted_sum(leaf: Array) -> Array:
                 # An empty seat repeats some client's work; what it gives is thrown away here.
                 leaf = jnp.where(_like(present, leaf), leaf, 0.0)
-                return jnp.sum(_like(weight, leaf) * leaf, axis=0)
+                return jnp.sum(_like(weight, leaf).astype(leaf.dtype) * leaf, axis=0)
 
             sums = jax.tree.map(weighted_sum, (turns.change, turns.iterate))
             culprit = jnp.where(present & ~turns.finite, clients, nobody).min()
@@ -152,6 +152,7 @@ class Vectorised(Engine):
 
         def run(state: State, clients: Sequence[int] | None = None) -> Any:
             chosen = np.arange(len(sizes)) if clients is None else np.asarray(clients)
+            require(len(chosen) >= 1, "clients", clients, "name at least one")
             _, places = self._layout(len(chosen), state)
             seats = places * self._mesh.size
             # By size, so that clients of one chunk take about as long; dealt like cards.
