@@ -113,10 +113,17 @@ class Setup:
         everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), memory)
         return State(jnp.int32(0), w, everyones, None if turn.iterate is None else w)
 
-    def pick_cohort(self, round: IntLike) -> Int[Array, " cohort"]:
-        """A uniform sample of clients without replacement, in O(cohort)."""
-        key = fold(self.seed, Purpose.COHORT, round)
-        return permuted(key, jnp.arange(self.cohort), self.federation.clients)
+    def pick_cohort(
+        self, round: IntLike, seat: Int[Array, " seats"] | None = None
+    ) -> Int[Array, " seats"]:
+        """A uniform sample of clients without replacement: who has these seats (None: all of them).
+
+        A seat past the cohort is empty: nobody has it, which is said by the number of clients.
+        """
+        seat = jnp.arange(self.cohort) if seat is None else seat
+        nobody = self.federation.clients
+        picked = permuted(fold(self.seed, Purpose.COHORT, round), seat % nobody, nobody)
+        return jnp.where(seat < self.cohort, picked, nobody)
 
     def turn(self, round: IntLike) -> Turn:
         """What the server tells every client of the round."""

@@ -94,9 +94,9 @@ class Vectorised(Engine):
         """One round as one device sees it; also a client whose update was not finite, if any."""
         setup, nobody = self.setup, self.setup.federation.clients
         chunk, places = self._layout(setup.cohort, state)
-        cohort = setup.pick_cohort(state.round)
-        seats = jnp.full(places * self._mesh.size, nobody, jnp.int32).at[: setup.cohort].set(cohort)
-        mine = jax.lax.dynamic_slice_in_dim(seats, jax.lax.axis_index(AXIS) * places, places)
+        mine = setup.pick_cohort(
+            state.round, jax.lax.axis_index(AXIS) * places + jnp.arange(places, dtype=jnp.int32)
+        )
 
         def add_chunk(total: Any, clients: Int[Array, " chunk"]) -> tuple[Any, Any]:
             present = clients < nobody
@@ -121,7 +121,7 @@ class Vectorised(Engine):
         culprit = jax.lax.pmin(culprits.min(), AXIS)
 
         good = culprit == nobody
-        written = jnp.where(good, seats, nobody)
+        written = jnp.where(good, jax.lax.all_gather(mine, AXIS, tiled=True), nobody)
 
         def write(everyones: Array, new: Array) -> Array:
             new = jax.lax.all_gather(new, AXIS).reshape(-1, *everyones.shape[1:])
