@@ -36,14 +36,26 @@ def first_weights(sizes: tuple[int, ...]) -> Weights:
     return weights
 
 
-def gradient(w: Weights, batch: tuple[torch.Tensor, torch.Tensor]) -> Weights:
-    """Of the cross-entropy of an ELU network."""
+def loss(leaves: Weights, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The cross-entropy of an ELU network."""
     x, y = batch
-    leaves = [p.detach().requires_grad_() for p in w]
     for i in range(0, len(leaves) - 2, 2):
         x = functional.elu(functional.linear(x, leaves[i], leaves[i + 1]))
-    loss = functional.cross_entropy(functional.linear(x, leaves[-2], leaves[-1]), y)
-    return list(torch.autograd.grad(loss, leaves))
+    return functional.cross_entropy(functional.linear(x, leaves[-2], leaves[-1]), y)
+
+
+def gradient(w: Weights, batch: tuple[torch.Tensor, torch.Tensor]) -> Weights:
+    """Of the loss."""
+    leaves = [p.detach().requires_grad_() for p in w]
+    return list(torch.autograd.grad(loss(leaves, batch), leaves))
+
+
+def hessian_product(w: Weights, v: Weights, batch: tuple[torch.Tensor, torch.Tensor]) -> Weights:
+    """Of the loss, with v: the derivative of the gradient along it."""
+    leaves = [p.detach().requires_grad_() for p in w]
+    first = torch.autograd.grad(loss(leaves, batch), leaves, create_graph=True)
+    along = sum((g * d).sum() for g, d in zip(first, v, strict=True))
+    return list(torch.autograd.grad(along, leaves))
 
 
 def descend(w: Weights, rate: float, direction: Weights) -> Weights:
@@ -70,7 +82,7 @@ def fedavg(lr: float, tau: int, batch: int) -> Callable[[Clients, int, Weights],
 def per_fedavg(
     variant: str, alpha: float, beta: float, tau: int, batch: int, delta: float
 ) -> Callable[[Clients, int, Weights], Weights]:
-    """Tau meta-steps, first-order or Hessian-free."""
+    """Tau meta-steps."""
 
     def local(data: Clients, client: int, w: Weights) -> Weights:
         for _ in range(tau):
@@ -83,6 +95,8 @@ def per_fedavg(
                     p - alpha * (a - b) / (2 * delta)
                     for p, a, b in zip(v, ahead, behind, strict=True)
                 ]
+            elif variant == "exact":
+                v = descend(v, alpha, hessian_product(w, v, data.batch(client, batch)))
             w = descend(w, beta, v)
         return w
 

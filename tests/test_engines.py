@@ -1,5 +1,6 @@
 """All engines, devices and chunks give one result; cohorts are fair; divergence is named."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from perfed import (
     MLP,
     DivergedError,
     FedAvg,
+    Federation,
     FieldError,
     Local,
     PerFedAvg,
@@ -22,6 +24,7 @@ from perfed import (
     Vectorised,
     digits,
 )
+from perfed.data import FlatExamples
 from perfed.evaluation import Evaluator
 
 METHODS = [
@@ -93,6 +96,23 @@ def test_same_seed_same_bits_and_blocks_do_not_matter(data: Any) -> None:
         np.testing.assert_array_equal(x, y)
     other = Vectorised(make(data, METHODS[1], seed=5))
     assert np.abs(np.asarray(other.advance(other.start(), 1).w[0]["w"] - once.w[0]["w"])).max() > 0
+
+
+def test_clients_and_rounds_draw_batches_of_their_own() -> None:
+    """Two clients with the same data, in two rounds: four different batches, each repeatable."""
+    x = np.random.default_rng(0).normal(size=(500, problems.DIMENSION)).astype(np.float32)
+    flat = FlatExamples.of([(x, x[:, 0])] * 2)
+    setup = problems.setup(FedAvg(tau=1, batch=3), Federation(flat, flat, 2, ("a", "b")))
+    world = setup.world()
+    w = jnp.ones(problems.DIMENSION)
+
+    def moved(round: int, client: int, seed: int = 0) -> tuple[float, ...]:
+        other = dataclasses.replace(setup, seed=seed)
+        return tuple(np.asarray(other.take_turn(world, w, None, round, client).change).tolist())
+
+    draws = [moved(0, 0), moved(0, 1), moved(1, 0), moved(1, 1), moved(0, 0, seed=1)]
+    assert len(set(draws)) == 5
+    assert moved(1, 1) == draws[3]
 
 
 def test_methods_run_as_they_stand_without_jit(data: Any) -> None:

@@ -58,6 +58,8 @@ def test_local_never_federates() -> None:
     first = engine.start()
     state = engine.advance(first, 4)
     np.testing.assert_array_equal(state.w, first.w)
+    sent = engine.setup.take_turn(engine.setup.world(), first.w, first.w, 0, 0).change
+    np.testing.assert_array_equal(sent, 0)  # its own model stays with the client
     personal = Evaluator(engine).personal_models(state)
     for i, f in enumerate(problems.quadratics(data)):
         w = np.asarray(first.w, np.float64)

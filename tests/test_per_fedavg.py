@@ -7,6 +7,7 @@ import pytest
 
 import problems
 from perfed import PerFedAvg, Vectorised
+from perfed.methods.base import take_steps
 from perfed.objective import ALL, Batch, Objective
 
 ALPHA, BETA = 0.1, 0.05
@@ -174,6 +175,18 @@ def test_the_iterate_of_remark_4_7() -> None:
         seen.add(int(distances.argmin()))
         np.testing.assert_allclose(state.w, means[-1], rtol=1e-5, atol=1e-6)
     assert seen == {0, 1, 2}
+
+
+@pytest.mark.parametrize("pick", [0, 1, 2])
+def test_the_picked_iterate_is_the_one_before_that_step(pick: int) -> None:
+    last, picked = take_steps(
+        lambda w, factor: w * factor,
+        jnp.float32(1.0),
+        jnp.array([2.0, 3.0, 5.0]),
+        3,
+        jnp.int32(pick),
+    )
+    assert (float(last), float(picked)) == (30.0, [1.0, 2.0, 6.0][pick])  # type: ignore[arg-type]
 
 
 def test_no_iterate_unless_asked_for() -> None:

@@ -44,7 +44,7 @@ def perfed(
 def run_command(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A TOML file. Without one, the built-in comparison of all methods."),
+        typer.Argument(help="A TOML file.", show_default=False),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -58,7 +58,10 @@ def run_command(
         bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
     ] = False,
 ) -> None:
-    """Train on a federation and score every client."""
+    """Train on a federation and score every client.
+
+    CONFIG is a TOML file. Without one, the built-in comparison of all methods runs.
+    """
     fixed = {} if seed is None else {"seed": seed}
     with _errors_shown():
         if config is None:
@@ -144,10 +147,11 @@ class _Show:
             )
             return
         line = self._lines[label]
+        self._bar.update(line, completed=progress.round, loss=progress.loss)
         task = self._bar.tasks[line]
-        elapsed = task.elapsed or 0.0
-        pace = f"{progress.round / elapsed:.0f} rounds/s" if elapsed else ""
-        self._bar.update(line, completed=progress.round, loss=progress.loss, pace=pace)
+        speed = task.finished_speed or task.speed  # of the last seconds: compiling does not count
+        if speed:
+            self._bar.update(line, pace=f"{speed:.0f} rounds/s")
 
 
 @contextmanager

@@ -71,4 +71,4 @@ def _number(value: float) -> str:
 
 
 def _gain(difference: float) -> str:
-    return f"{100 * difference:+.1f}"
+    return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
