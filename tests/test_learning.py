@@ -70,5 +70,5 @@ def test_every_method_on_the_digits() -> None:
     assert alone > fedavg
     assert mean(PerFedAvg("fo", **meta)) > fedavg + 0.01  # the least steady, as the paper finds
     for variant in ("hf", "exact"):
-        assert mean(PerFedAvg(variant, **meta)) > max(fedavg + 0.04, alone)  # type: ignore[arg-type]
+        assert mean(PerFedAvg(variant, **meta)) > max(fedavg + 0.04, alone)
     assert mean(PFedMe(lam=15, eta=0.03, inner_lr=0.05)) > max(fedavg + 0.04, alone)
