@@ -1,11 +1,16 @@
 """The command, as a process of its own."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
-import time
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +114,31 @@ def test_the_built_in_comparison(tmp_path: Path) -> None:
     assert [run["method"] for run in runs] == ["fedavg", *["per-fedavg"] * 3, "pfedme", "local"]
 
 
-def test_ctrl_c_ends_quietly(config: Path) -> None:
-    command = [sys.executable, "-m", "perfed.cli", "run", str(config), "--set", "rounds=99999999"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(12)  # past the start and the compilation
+def test_progress_in_a_terminal_and_ctrl_c(config: Path) -> None:
+    """In a real terminal: the bar shows round, loss and pace; Ctrl-C ends it in a line."""
+    terminal, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfed.cli", "run", str(config), "--set", "rounds=99999999"],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env=os.environ | {"TERM": "xterm"},
+        start_new_session=True,
+    )
+    os.close(inside)
+    shown = ""
+    while "rounds/s" not in shown:
+        shown += os.read(terminal, 4096).decode(errors="replace")
+    assert re.search(r"round +\d+/99999999", shown)
+    assert re.search(r"loss \d\.\d+", shown)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted" in stderr
-    assert "Traceback" not in stderr
+    with contextlib.suppress(OSError):  # the terminal closes with the process
+        while part := os.read(terminal, 4096).decode(errors="replace"):
+            shown += part
+    assert process.wait(timeout=60) == 130
+    assert "interrupted; nothing was written" in shown
+    assert "Traceback" not in shown
 
 
 def test_version_and_help() -> None:

@@ -23,7 +23,7 @@ Sampling = Literal["replacement", "epochs"]
 Scalar = Float[Array, ""]
 
 # Examples taken at once when a loss runs over all of a client's data.
-_BLOCK = 256
+BLOCK = 256
 
 
 class Model(Protocol):
@@ -115,7 +115,7 @@ class Examples:
     @property
     def block(self) -> int:
         """How many rows to take at once when going through all of them."""
-        return min(_BLOCK, self._x.shape[0])
+        return min(BLOCK, self._x.shape[0])
 
 
 @final

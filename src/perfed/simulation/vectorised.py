@@ -7,7 +7,7 @@ chunk by chunk, and the devices add up their sums. Nothing returns to the host b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
 from typing import Any, final
 
 import jax
@@ -17,12 +17,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from perfed.errors import require
+from perfed.objective import BLOCK
 from perfed.simulation.devices import AXIS, mesh
 from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
 from perfed.simulation.setup import Contribution, Setup, State, World
 
-# A client at work holds several copies of the model (iterates, gradients); all the clients that a
-# device vectorises at once should stay below this many bytes of them.
+# A client at work holds several copies of the model (iterates, gradients) and a block of examples;
+# all the clients that a device vectorises at once should stay below this many bytes of them.
 _COPIES = 8
 _BYTES_AT_ONCE = 512 * 2**20
 
@@ -169,7 +170,8 @@ class Vectorised(Engine):
         """How many of so many clients a device takes at once, and how many seats it has in all."""
         share = ceil(clients / self._mesh.size)
         model = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.w))
-        limit = self.chunk or max(1, _BYTES_AT_ONCE // (_COPIES * model))
+        block = BLOCK * 4 * prod(self.setup.federation.example_shape)
+        limit = self.chunk or max(1, _BYTES_AT_ONCE // (_COPIES * model + 2 * block))
         chunks = ceil(share / limit)
         chunk = ceil(share / chunks)
         return chunk, chunk * chunks
