@@ -1,26 +1,26 @@
 """Round times of perfed and of an eager PyTorch loop, interleaved in one run, as ratios."""
 
+import argparse
 import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import jax
 import numpy as np
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench import eager
 from perfed import (
     MLP,
     MLR,
     FedAvg,
     Federation,
+    Method,
     PerFedAvg,
     PFedMe,
     Setup,
@@ -29,39 +29,31 @@ from perfed import (
     synthetic,
 )
 from perfed.data import FlatExamples
+from perfed.methods.per_fedavg import Variant
 
 REPEATS = 7
 
 
 @dataclass(frozen=True)
 class Case:
-    """The same work for both.
+    """The same work for all contestants.
 
     Attributes:
         name: what it is.
-        method: perfed's method.
-        local: the eager loop's client.
-        federation: the data of both.
-        layers: the network of both.
-        cohort: clients a round.
-        rounds: rounds perfed is timed over at once; the eager loop is timed over one.
+        method: the method, with its hyper-parameters.
+        federation: the data.
+        layers: the sizes of the network's layers.
+        cohorts: clients a round; the first is compared with others.
     """
 
     name: str
-    method: Any
-    local: Callable[..., eager.Weights]
+    method: Method
     federation: Federation
     layers: tuple[int, ...]
-    cohort: int
-    rounds: int
+    cohorts: tuple[int, ...]
 
 
-def settings(method: Any, *wanted: str) -> dict[str, Any]:
-    """Some of a method's hyper-parameters."""
-    return {f.name: getattr(method, f.name) for f in fields(method) if f.name in wanted}
-
-
-def mnist_like(clients: int = 50, size: int = 980) -> Federation:
+def mnist_like(clients: int = 100, size: int = 980) -> Federation:
     """Random images of MNIST's shape, as many a client as in Per-FedAvg."""
     rng = np.random.default_rng(0)
 
@@ -75,102 +67,116 @@ def mnist_like(clients: int = 50, size: int = 980) -> Federation:
 def cases() -> list[Case]:
     """The papers' rounds."""
     mnist, layers = mnist_like(), (784, 80, 60, 10)
-    found = []
     sgd = FedAvg(lr=0.01, tau=10, batch=40)
-    local = eager.fedavg(**settings(sgd, "lr", "tau", "batch"))
-    found.append(Case("FedAvg, MNIST network", sgd, local, mnist, layers, 10, 20))
-    for variant in ("fo", "hf", "exact"):
-        meta = PerFedAvg(variant, alpha=0.01, beta=0.001, tau=10, batch=40)
-        names = ("variant", "alpha", "beta", "tau", "batch", "delta")
-        local = eager.per_fedavg(**settings(meta, *names))
-        label = f"Per-FedAvg ({variant}), MNIST network"
-        found.append(Case(label, meta, local, mnist, layers, 10, 10))
+    variants: tuple[Variant, ...] = ("fo", "hf", "exact")
+    metas = [PerFedAvg(v, alpha=0.01, beta=0.001, tau=10, batch=40) for v in variants]
     prox = PFedMe(lam=20, eta=0.01, local_rounds=20, inner_steps=5, inner_lr=0.01, batch=20)
-    names = ("lam", "eta", "local_rounds", "inner_steps", "inner_lr", "batch")
-    local = eager.pfedme(**settings(prox, *names))
-    label = "pFedMe, MLR, 100 clients"
-    found.append(Case(label, prox, local, synthetic(), (60, 10), 100, 10))
-    return found
+    return [
+        Case("FedAvg", sgd, mnist, layers, (10, 100)),
+        *(Case(f"Per-FedAvg ({m.variant})", m, mnist, layers, (10, 100)) for m in metas),
+        Case("pFedMe, MLR", prox, synthetic(), (60, 10), (100,)),
+    ]
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Milliseconds of one call."""
     begun = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return 1e3 * (time.perf_counter() - begun)
 
 
-def measure(case: Case, threads: list[int]) -> dict[str, list[float]]:
-    """Milliseconds a round of every contestant in turn; perfed's first round apart."""
+def engine_of(case: Case, cohort: int) -> Vectorised:
+    """Perfed's engine for a case."""
     first, *rest = case.layers
     model = MLP(first, rest[-1], tuple(rest[:-1]), "elu") if rest[:-1] else MLR(first, rest[-1])
-    engine = Vectorised(Setup(case.federation, Task(model), case.method, case.cohort))
+    return Vectorised(Setup(case.federation, Task(model), case.method, cohort))
 
-    def perfed(count: int) -> Any:
-        return jax.block_until_ready(engine.advance(state, count))
 
-    times: dict[str, list[float]] = {"first round": []}
-    begun = time.perf_counter()
+def measure(case: Case, cohort: int, threads: list[int]) -> dict[str, list[float]]:
+    """Milliseconds a round of every contestant in turn; perfed's first round apart."""
+    engine = engine_of(case, cohort)
+    times: dict[str, list[float]] = {}
+    times["first round"] = [timed(lambda: engine.advance(engine.start(), 1))]
     state = engine.start()
-    perfed(1)
-    times["first round"].append(1e3 * (time.perf_counter() - begun))
+    others = eager_rounds(case, cohort, threads) if threads else {}
+    pace = timed(lambda: jax.block_until_ready(engine.advance(state, 3))) / 3
+    block = max(3, int(300 / pace))
+    for _ in range(REPEATS):
+        spent = timed(lambda: jax.block_until_ready(engine.advance(state, block)))
+        times.setdefault("perfed", []).append(spent / block)
+        for name, work in others.items():
+            times.setdefault(name, []).append(timed(work))
+    return times
 
-    train = case.federation.train
-    parts = [train.client(i) for i in range(case.federation.clients)]
+
+def eager_rounds(case: Case, cohort: int, threads: list[int]) -> dict[str, Callable[[], Any]]:
+    """One round of the eager loop, for each number of threads."""
+    import torch
+
+    from bench import eager
+
+    parts = [case.federation.train.client(i) for i in range(case.federation.clients)]
     data = eager.Clients(
         [torch.from_numpy(np.ascontiguousarray(x)) for x, _ in parts],
         [torch.from_numpy(y.astype(np.int64)) for _, y in parts],
     )
-    weights = eager.first_weights(case.layers)
-    for _ in range(REPEATS):
-        times.setdefault("perfed", []).append(
-            1e3 * timed(lambda: perfed(case.rounds)) / case.rounds
-        )
-        for n in threads:
+    weights, local = eager.first_weights(case.layers), eager.client_of(case.method)
+
+    def work(n: int) -> Callable[[], Any]:
+        def one_round() -> None:
             torch.set_num_threads(n)
-            times.setdefault(f"eager, {n} threads", []).append(
-                1e3 * timed(lambda: eager.rounds(case.local, data, weights, case.cohort, 1))
-            )
-    return times
+            eager.one_round(local, data, weights, cohort)
+
+        return one_round
+
+    return {f"eager, {n} thread(s)": work(n) for n in threads}
 
 
 def spread(values: list[float]) -> str:
     """Median and range."""
-    return f"{median(values):.1f} ({min(values):.1f}-{max(values):.1f})"
+    digits = 1 if median(values) >= 5 else 2
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--alone", action="store_true", help="perfed only, larger cohorts too")
+    alone = parser.parse_args().alone
+    threads = [] if alone else sorted({1, os.cpu_count() or 1})
     console = Console(width=120)
-    threads = sorted({1, os.cpu_count() or 1})
-    table = Table(
-        box=box.SIMPLE_HEAD, title="Milliseconds a round: median (range)", title_justify="left"
-    )
-    for heading in (
+    table = Table(box=box.SIMPLE_HEAD, title="Milliseconds a round: median (range)")
+    table.title_justify = "left"
+    headings = [
         "round",
+        "clients",
         "perfed",
         "eager PyTorch, best threads",
         "ratio",
-        "perfed's first round, s",
-    ):
+        "first round, s",
+    ]
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "round" else "right")
     for case in cases():
-        times = measure(case, threads)
-        best = min((v for k, v in times.items() if k.startswith("eager")), key=median)
-        table.add_row(
-            case.name,
-            spread(times["perfed"]),
-            spread(best),
-            f"{median(best) / median(times['perfed']):.1f}x",
-            f"{times['first round'][0] / 1e3:.1f}",
-        )
-        shown = ", ".join(f"{name} {spread(values)}" for name, values in times.items())
-        console.print(f"{case.name}: {shown}", style="dim")
+        for cohort in case.cohorts if alone else case.cohorts[:1]:
+            times = measure(case, cohort, threads)
+            others = [values for name, values in times.items() if name.startswith("eager")]
+            best = min(others, key=median) if others else None
+            table.add_row(
+                case.name,
+                str(cohort),
+                spread(times["perfed"]),
+                spread(best) if best else "",
+                f"{median(best) / median(times['perfed']):.1f}x" if best else "",
+                f"{times['first round'][0] / 1e3:.1f}",
+            )
+            shown = ", ".join(f"{name} {spread(values)}" for name, values in times.items())
+            console.print(f"{case.name}, {cohort} clients: {shown}", style="dim")
     console.print(table)
+    device = jax.devices()[0]
     console.print(
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, JAX "
-        f"{jax.__version__} on {jax.device_count()} {jax.default_backend()} device(s), PyTorch "
-        f"{torch.__version__}; best of {threads} PyTorch threads; no evaluation in either"
+        f"{jax.__version__} on {jax.device_count()} x {device.device_kind}; no evaluation"
     )
 
 

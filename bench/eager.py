@@ -12,7 +12,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from perfed import FedAvg, Method, PerFedAvg, PFedMe
+from perfed.objective import BatchSize
+
 Weights = list[torch.Tensor]
+Client = Callable[["Clients", int, Weights], Weights]
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,14 @@ class Clients:
     x: list[torch.Tensor]
     y: list[torch.Tensor]
 
-    def batch(self, client: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, client: int, size: BatchSize) -> tuple[torch.Tensor, torch.Tensor]:
         """Examples of one client, uniformly with replacement."""
         rows = torch.randint(len(self.y[client]), (size,))
         return self.x[client][rows], self.y[client][rows]
 
 
 def first_weights(sizes: tuple[int, ...]) -> Weights:
-    """Uniform in +-1/sqrt(fan-in)."""
+    """Uniform in +-1/sqrt(fan-in), biases zero."""
     weights = []
     for a, b in pairwise(sizes):
         weights += [torch.empty(b, a).uniform_(-(a**-0.5), a**-0.5), torch.zeros(b)]
@@ -68,70 +72,58 @@ def mean(models: list[Weights]) -> Weights:
     return [torch.stack(parts).mean(0) for parts in zip(*models, strict=True)]
 
 
-def fedavg(lr: float, tau: int, batch: int) -> Callable[[Clients, int, Weights], Weights]:
+def client_of(method: Method) -> Client:
+    """One client's turn, as the method says."""
+    match method:
+        case FedAvg():
+            return lambda data, i, w: fedavg(method, data, i, w)
+        case PerFedAvg():
+            return lambda data, i, w: per_fedavg(method, data, i, w)
+        case PFedMe():
+            return lambda data, i, w: pfedme(method, data, i, w)
+    raise NotImplementedError(method.name)
+
+
+def fedavg(m: FedAvg, data: Clients, client: int, w: Weights) -> Weights:
     """Tau local steps."""
-
-    def local(data: Clients, client: int, w: Weights) -> Weights:
-        for _ in range(tau):
-            w = descend(w, lr, gradient(w, data.batch(client, batch)))
-        return w
-
-    return local
-
-
-def per_fedavg(
-    variant: str, alpha: float, beta: float, tau: int, batch: int, delta: float
-) -> Callable[[Clients, int, Weights], Weights]:
-    """Tau meta-steps."""
-
-    def local(data: Clients, client: int, w: Weights) -> Weights:
-        for _ in range(tau):
-            w_tilde = descend(w, alpha, gradient(w, data.batch(client, batch)))
-            v = gradient(w_tilde, data.batch(client, batch))
-            if variant == "hf":
-                same = data.batch(client, batch)
-                ahead, behind = (gradient(descend(w, d, v), same) for d in (-delta, delta))
-                v = [
-                    p - alpha * (a - b) / (2 * delta)
-                    for p, a, b in zip(v, ahead, behind, strict=True)
-                ]
-            elif variant == "exact":
-                v = descend(v, alpha, hessian_product(w, v, data.batch(client, batch)))
-            w = descend(w, beta, v)
-        return w
-
-    return local
-
-
-def pfedme(
-    lam: float, eta: float, local_rounds: int, inner_steps: int, inner_lr: float, batch: int
-) -> Callable[[Clients, int, Weights], Weights]:
-    """R local rounds of K inner steps."""
-
-    def local(data: Clients, client: int, w: Weights) -> Weights:
-        theta = w
-        for _ in range(local_rounds):
-            same = data.batch(client, batch)
-            for _ in range(inner_steps):
-                g = gradient(theta, same)
-                theta = [
-                    t - inner_lr * (d + lam * (t - p)) for t, d, p in zip(theta, g, w, strict=True)
-                ]
-            w = [p - eta * lam * (p - t) for p, t in zip(w, theta, strict=True)]
-        return w
-
-    return local
-
-
-def rounds(
-    local: Callable[[Clients, int, Weights], Weights],
-    data: Clients,
-    w: Weights,
-    cohort: int,
-    count: int,
-) -> Weights:
-    """So many rounds of uniformly sampled cohorts."""
-    for _ in range(count):
-        chosen = np.random.permutation(len(data.y))[:cohort]
-        w = mean([local(data, int(client), w) for client in chosen])
+    for _ in range(m.tau):
+        w = descend(w, m.lr, gradient(w, data.batch(client, m.batch)))
     return w
+
+
+def per_fedavg(m: PerFedAvg, data: Clients, client: int, w: Weights) -> Weights:
+    """Tau meta-steps."""
+    for _ in range(m.tau):
+        w_tilde = descend(w, m.alpha, gradient(w, data.batch(client, m.batch)))
+        v = gradient(w_tilde, data.batch(client, m.batch))
+        if m.variant == "exact":
+            v = descend(v, m.alpha, hessian_product(w, v, data.batch(client, m.batch)))
+        elif m.variant == "hf":
+            same = data.batch(client, m.batch)
+            ahead, behind = (gradient(descend(w, d, v), same) for d in (-m.delta, m.delta))
+            v = [
+                p - m.alpha * (a - b) / (2 * m.delta)
+                for p, a, b in zip(v, ahead, behind, strict=True)
+            ]
+        w = descend(w, m.beta, v)
+    return w
+
+
+def pfedme(m: PFedMe, data: Clients, client: int, w: Weights) -> Weights:
+    """R local rounds of K inner steps."""
+    theta = w
+    for _ in range(m.local_rounds):
+        same = data.batch(client, m.batch)
+        for _ in range(m.inner_steps):
+            g = gradient(theta, same)
+            theta = [
+                t - m.inner_lr * (d + m.lam * (t - p)) for t, d, p in zip(theta, g, w, strict=True)
+            ]
+        w = [p - m.eta * m.lam * (p - t) for p, t in zip(w, theta, strict=True)]
+    return w
+
+
+def one_round(local: Client, data: Clients, w: Weights, cohort: int) -> Weights:
+    """A uniformly sampled cohort, one client after another, and the mean of what they give."""
+    chosen = np.random.permutation(len(data.y))[:cohort]
+    return mean([local(data, int(client), w) for client in chosen])

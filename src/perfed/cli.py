@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryFile
+from typing import Annotated, Any, final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from perfed.errors import ConfigError, DivergedError
-from perfed.experiment import Config, run
+from perfed.experiment import Config
 from perfed.experiment import Progress as RunProgress
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
 from perfed.experiment.summary import FILE, summarise, write_json
@@ -71,28 +73,20 @@ def run_command(
 
 
 def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
-    _check_free(out_dir, overwrite)
     engine = config.build()
+    _make_room(out_dir, overwrite)
     with _progress() as show:
-        result = run(
-            engine,
-            config.rounds,
-            config.eval_every,
-            config.adapt_on,
-            lambda progress: show(config.method.name, progress),
-        )
+        result = config.run(engine, lambda progress: show(config.method.name, progress))
     out.print(result_table(result))
-    out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.0f} rounds/s in all")
-    if out_dir is not None:
-        write_json(out_dir / FILE, summarise(result, config.resolved()))
-        out.print(f"written to {out_dir / FILE}")
+    out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.3g} rounds/s in all")
+    _write(out_dir, summarise(result, config.resolved()))
 
 
 def _run_comparison(
     settings: list[str], fixed: dict[str, int], out_dir: Path | None, overwrite: bool
 ) -> None:
     entries = comparison(settings, **fixed)
-    _check_free(out_dir, overwrite)
+    _make_room(out_dir, overwrite)
     rows: list[Row] = []
     summaries = []
     with _progress() as show:
@@ -100,12 +94,10 @@ def _run_comparison(
             rows += rows_of(entry, result)
             summaries.append(summarise(result, entry.config.resolved()) | {"rows": entry.rows})
     out.print(comparison_table(rows))
-    if out_dir is not None:
-        write_json(out_dir / FILE, {"runs": summaries})
-        out.print(f"written to {out_dir / FILE}")
+    _write(out_dir, {"runs": summaries})
 
 
-def _check_free(out_dir: Path | None, overwrite: bool) -> None:
+def _make_room(out_dir: Path | None, overwrite: bool) -> None:
     """Before anything heavy: results can be written there, and none are lost."""
     if out_dir is None:
         return
@@ -115,8 +107,18 @@ def _check_free(out_dir: Path | None, overwrite: bool) -> None:
         )
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out_dir):
+            pass
+        if (out_dir / FILE).is_dir():
+            raise IsADirectoryError(0, f"{FILE} is a folder there")
     except OSError as error:
-        raise ConfigError(f"--out {out_dir}: cannot make this folder: {error.strerror}") from None
+        raise ConfigError(f"--out {out_dir}: cannot write there: {error.strerror}") from None
+
+
+def _write(out_dir: Path | None, summary: dict[str, Any]) -> None:
+    if out_dir is not None:
+        write_json(out_dir / FILE, summary)
+        out.print(f"written to {out_dir / FILE}")
 
 
 @contextmanager
@@ -133,6 +135,7 @@ def _progress() -> Iterator["_Show"]:
         yield _Show(bar)
 
 
+@final
 class _Show:
     """Feeds runs' progress to a bar, one line a run."""
 
@@ -161,19 +164,14 @@ def _errors_shown() -> Iterator[None]:
         yield
     except ConfigError as error:
         for line in str(error).splitlines():
-            err.print(f"[bold red]error[/] {_plain(line)}", soft_wrap=True)
+            err.print(f"[bold red]error[/] {escape(line)}", soft_wrap=True)
         raise typer.Exit(2) from None
-    except DivergedError as error:
-        err.print(f"[bold red]error[/] {_plain(str(error))}", soft_wrap=True)
+    except (DivergedError, OSError) as error:
+        err.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         err.print("interrupted; nothing was written")
         raise typer.Exit(130) from None
-
-
-def _plain(text: str) -> str:
-    """Text that may hold square brackets, safe to print beside markup."""
-    return text.replace("[", r"\[")
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """Errors that name what was wrong, where, and what to do."""
 
 from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 
 class FieldError(ValueError):
@@ -16,7 +18,7 @@ class DataError(ValueError):
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run: every fault in it, one a line."""
+    """A configuration that cannot be run: what is wrong with it, one fault a line."""
 
 
 class DivergedError(RuntimeError):
@@ -27,6 +29,12 @@ def require_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """Raise `FieldError` unless the value is one of the choices."""
     allowed = "must be one of " + ", ".join(f'"{choice}"' for choice in choices)
     require(value in choices, field, value, allowed)
+
+
+def require_count(field: str, value: Any) -> None:
+    """Raise `FieldError` unless the value is a whole number of at least 1."""
+    whole = not isinstance(value, bool) and isinstance(value, Integral)
+    require(whole and int(value) >= 1, field, value, "must be a whole number, at least 1")
 
 
 def require(holds: bool, field: str, value: object, allowed: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, final, get_args
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfed.errors import DivergedError, require_choice
+from perfed.errors import DivergedError, require, require_choice
 from perfed.methods.base import Memory
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
@@ -114,6 +114,9 @@ class Evaluator:
 
     def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
         """The clients' own models, stacked in the order asked for (None: all clients)."""
+        n = self.engine.setup.federation.clients
+        for client in [] if clients is None else clients:
+            require(0 <= client < n, "client", client, f"must be between 0 and {n - 1}")
         return self._personalise(state, clients)
 
     @cached_property

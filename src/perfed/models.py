@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from perfed.errors import require
+from perfed.errors import require, require_choice
 from perfed.objective import Model, Params
 
 Activation = Literal["elu", "relu", "tanh", "gelu"]
@@ -48,8 +48,7 @@ class MLP:
 
     def __post_init__(self) -> None:
         require(all(h >= 1 for h in self.hidden), "hidden", self.hidden, "sizes must be at least 1")
-        allowed = "must be one of " + ", ".join(get_args(Activation))
-        require(self.activation in get_args(Activation), "activation", self.activation, allowed)
+        require_choice("activation", self.activation, get_args(Activation))
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Fresh parameters."""

@@ -171,7 +171,9 @@ class Objective:
 
         def part(x: Array, y: Array, use: Array) -> Measure:
             losses, outputs = self.task.example_losses(w, x, y)
-            hits = jnp.argmax(outputs, axis=-1) == y
+            # Only logits have a most likely class; other outputs have no accuracy.
+            classifies = outputs.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer)
+            hits = jnp.argmax(outputs, axis=-1) == y if classifies else jnp.full(y.shape, jnp.nan)
             return Measure(jnp.sum(use * losses), jnp.sum(use * hits))
 
         measure: Measure = self._mean(part, ALL)

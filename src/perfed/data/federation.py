@@ -7,7 +7,7 @@ from typing import Any, Self, final
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from perfed.errors import DataError
+from perfed.errors import DataError, require_count
 
 # What holds the rows: a NumPy array here, a device array inside an engine.
 AnyArray = Any
@@ -33,13 +33,28 @@ class FlatExamples:
     @classmethod
     def of(cls, parts: Iterable[tuple[AnyArray, AnyArray]]) -> Self:
         """From one (x, y) for each client."""
-        xs, ys = zip(*parts, strict=True)
+        pairs = [(np.asarray(x), np.asarray(y)) for x, y in parts]
+        if not pairs:
+            raise DataError("there are no clients; give one (x, y) for each")
+        for i, (x, y) in enumerate(pairs):
+            if len(x) != len(y):
+                raise DataError(f"client {i} has {len(x)} inputs but {len(y)} labels")
+            if x.shape[1:] != pairs[0][0].shape[1:]:
+                raise DataError(
+                    f"client {i}'s inputs have shape {x.shape[1:]}, but client 0's have "
+                    f"{pairs[0][0].shape[1:]}"
+                )
+        xs, ys = zip(*pairs, strict=True)
         return cls.joined(np.concatenate(xs), np.concatenate(ys), [len(y) for y in ys])
 
     @classmethod
     def joined(cls, x: AnyArray, y: AnyArray, sizes: Sequence[int] | AnyArray) -> Self:
         """From rows that are in client order already."""
         size = np.asarray(sizes, np.int32)
+        if not len(x) == len(y) == size.sum():
+            raise DataError(
+                f"{len(x)} inputs, {len(y)} labels and clients of {size.sum()} rows do not fit"
+            )
         start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
         return cls(x, y, start, size)
 
@@ -86,18 +101,35 @@ class Federation:
         names: Sequence[str] | None = None,
     ) -> Self:
         """From flat examples; refuses clients that have nothing to learn from or be scored on."""
-        if len(train.size) != len(test.size):
+        n = len(train.size)
+        if n == 0 or n != len(test.size):
             raise DataError(
-                f"{len(train.size)} clients have data to train on but {len(test.size)} have data "
-                "held out; give both for every client"
+                f"{n} clients have data to train on and {len(test.size)} have data held out; give "
+                "both for every client"
             )
-        named = tuple(names) if names is not None else tuple(str(i) for i in range(len(train.size)))
+        if names is not None and len(names) != n:
+            raise DataError(f"{len(names)} names for {n} clients")
+        named = tuple(names) if names is not None else tuple(str(i) for i in range(n))
+        if train.x.shape[1:] != test.x.shape[1:]:
+            raise DataError(
+                f"inputs to train on have shape {train.x.shape[1:]}, but held-out ones have "
+                f"{test.x.shape[1:]}"
+            )
         for part, what in ((train, "train on"), (test, "be scored on")):
             empty = np.flatnonzero(np.asarray(part.size) == 0)
             if len(empty):
                 raise DataError(f"client {named[empty[0]]} has no examples to {what}")
-        if not np.all(np.isfinite(train.x)) or not np.all(np.isfinite(test.x)):
-            raise DataError("some inputs are not finite numbers; clean or drop those rows first")
+            if not np.issubdtype(part.x.dtype, np.number) or not np.all(np.isfinite(part.x)):
+                raise DataError(
+                    "some inputs are not finite numbers; clean or drop those rows first"
+                )
+            if part.y.ndim != 1 or not np.issubdtype(part.y.dtype, np.integer):
+                raise DataError(
+                    "labels must be whole numbers, one an example, but are "
+                    f"{part.y.dtype} of shape {part.y.shape}"
+                )
+        if classes is not None:
+            require_count("classes", classes)
         lowest, highest = min(train.y.min(), test.y.min()), max(train.y.max(), test.y.max())
         if lowest < 0 or (classes is not None and highest >= classes):
             allowed = "0, 1, 2, ..." if classes is None else f"0..{classes - 1}"
@@ -108,7 +140,7 @@ class Federation:
     @property
     def clients(self) -> int:
         """How many clients there are."""
-        return len(self.names)
+        return len(self.train.size)
 
     @property
     def example_shape(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from perfed.errors import DataError
 
-Rows = list[Int[np.ndarray, " rows"]]
+Shares = list[Int[np.ndarray, " rows"]]
 Labels = Int[np.ndarray, " examples"]
 
 
@@ -50,7 +50,7 @@ def per_fedavg(
     a: int,
     rng: np.random.Generator,
     diff_hetero: bool = False,
-) -> Rows:
+) -> Shares:
     """The split of Per-FedAvg section 5.
 
     The first half of the clients hold `a` images of each of the first half of the classes; each
@@ -74,7 +74,7 @@ def per_fedavg(
 
 def dirichlet(
     labels: Labels, clients: int, classes: int, concentration: float, rng: np.random.Generator
-) -> Rows:
+) -> Shares:
     """Each class is shared out in Dirichlet(concentration) proportions; all rows are used.
 
     Clients left with fewer than two rows get rows from the client that has most, so that everyone
@@ -116,7 +116,7 @@ def _per_fedavg_quarters(clients: int, classes: int, diff_hetero: bool) -> np.nd
     return quarters
 
 
-def _deal(labels: Labels, counts: np.ndarray, rng: np.random.Generator) -> Rows:
+def _deal(labels: Labels, counts: np.ndarray, rng: np.random.Generator) -> Shares:
     """Give client i counts[i, c] random rows of class c."""
     clients, classes = counts.shape
     owner = np.full(len(labels), -1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from perfed.data import partitions
 from perfed.data.federation import Federation, FlatExamples
-from perfed.errors import DataError, require, require_choice
+from perfed.errors import DataError, require, require_choice, require_count
 
 SizeLaw = Literal["pfedme", "fedprox"]
 Split = Literal["per-fedavg", "dirichlet"]
@@ -42,8 +42,9 @@ def synthetic(
         seed: the seed of everything above.
     """
     require_choice("sizes", sizes, get_args(SizeLaw))
-    require(clients >= 1, "clients", clients, "must be at least 1")
-    require(features >= 1, "features", features, "must be at least 1")
+    require_count("clients", clients)
+    require_count("features", features)
+    _require_seed(seed)
     require(classes >= 2, "classes", classes, "must be at least 2")
     require(0 <= alpha < np.inf, "alpha", alpha, "must be a number, at least 0")
     require(0 <= beta < np.inf, "beta", beta, "must be a number, at least 0")
@@ -87,7 +88,12 @@ def digits(
         seed: the seed of the split.
     """
     require_choice("split", split, get_args(Split))
-    require(clients >= 1, "clients", clients, "must be at least 1")
+    require_count("clients", clients)
+    _require_seed(seed)
+    even = split != "per-fedavg" or clients % 2 == 0
+    require(
+        even, "clients", clients, "must be even for the Per-FedAvg split: half are of each kind"
+    )
     require(0 < concentration < np.inf, "concentration", concentration, "must be greater than 0")
     require(a is None or (a >= 2 and a % 2 == 0), "a", a, "must be an even number, at least 2")
     _require_fraction(test_fraction)
@@ -115,6 +121,10 @@ def digits(
         order = pool[np.concatenate(rows)]
         parts.append(FlatExamples.joined(x[order], y[order], [len(r) for r in rows]))
     return Federation.made(parts[0], parts[1], classes=10)
+
+
+def _require_seed(seed: int) -> None:
+    require(0 <= seed < 2**32, "seed", seed, "must be between 0 and 2^32 - 1")
 
 
 def _require_fraction(test_fraction: float) -> None:

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 from perfed.errors import ConfigError
 from perfed.evaluation import ModelKind, Scores
 from perfed.experiment.config import Config, overridden
-from perfed.experiment.simulate import Progress, Result, run
+from perfed.experiment.simulate import Progress, Result
+from perfed.simulation import Engine
 
 
 class Entry(NamedTuple):
-    """One run of the comparison, and the rows of the table it gives."""
+    """One run of the comparison, ready to start, and the rows of the table it gives."""
 
     rows: dict[str, ModelKind]
     config: Config
+    engine: Engine
 
 
 class Row(NamedTuple):
@@ -27,7 +29,7 @@ class Row(NamedTuple):
 
 
 def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Entry]:
-    """The runs, with overrides of the sections they share."""
+    """The runs, on the same data, with overrides of the sections they share."""
     for override in overrides:
         if override.split("=")[0].split(".")[0].strip() == "method":
             raise ConfigError(
@@ -38,30 +40,30 @@ def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Entry]:
     values = tomllib.loads(text)
     runs = values.pop("run")
     shared = overridden(values, overrides) | fixed
-    entries = []
+    configs = []
     for entry in runs:
         config = Config.checked(shared | {"method": entry["method"]})
-        if entry.get("everyone"):
-            config = config.model_copy(update={"cohort": config.data.clients})
-        entries.append(Entry(entry["rows"], config))
-    return entries
+        everyone = {"cohort": config.data.clients} if entry.get("everyone") else {}
+        configs.append(config.model_copy(update=everyone))
+    federation = configs[0].build_federation()
+    return [
+        Entry(entry["rows"], config, config.build(federation))
+        for entry, config in zip(runs, configs, strict=True)
+    ]
 
 
 def compare(
     entries: Sequence[Entry], on_progress: Callable[[str, Progress], None] | None = None
 ) -> Iterator[tuple[Entry, Result]]:
-    """Run the entries one after another, on the same data."""
-    federation = entries[0].config.build_federation()
-    engines = [entry.config.build(federation) for entry in entries]
-    for entry, engine in zip(entries, engines, strict=True):
+    """Run the entries one after another."""
+    for entry in entries:
         label = " / ".join(entry.rows)
 
         def report(progress: Progress, label: str = label) -> None:
             if on_progress is not None:
                 on_progress(label, progress)
 
-        config = entry.config
-        yield entry, run(engine, config.rounds, config.eval_every, config.adapt_on, report)
+        yield entry, entry.config.run(entry.engine, report)
 
 
 def rows_of(entry: Entry, result: Result) -> list[Row]:

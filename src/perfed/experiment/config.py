@@ -23,8 +23,9 @@ from pydantic import (
 )
 
 from perfed.data import SOURCES, Federation
-from perfed.errors import ConfigError, DataError, FieldError
+from perfed.errors import ConfigError, DataError, FieldError, require
 from perfed.evaluation import AdaptOn
+from perfed.experiment.simulate import Progress, Result, run
 from perfed.methods import METHODS, Method
 from perfed.models import MODELS
 from perfed.objective import Model, Sampling, Task
@@ -60,6 +61,7 @@ def _choice(
     return Annotated[Union[tuple(sections)], Field(discriminator=tag)]  # noqa: UP007
 
 
+@final
 class EngineSection(_Section):
     """`[engine]`: how a run is computed; its results do not depend on it."""
 
@@ -70,6 +72,9 @@ class EngineSection(_Section):
     def build(self, setup: Setup) -> Engine:
         """The engine that will run the setup."""
         if self.name == "sequential":
+            for field in ("devices", "chunk"):
+                value = getattr(self, field)
+                require(value is None, field, value, "is for the vectorised engine only")
             return Sequential(setup)
         return Vectorised(setup, self.devices, self.chunk)
 
@@ -94,9 +99,9 @@ class Config(_Section):
     engine: EngineSection = EngineSection()
 
     @classmethod
-    def load(cls, path: Path | None, overrides: Sequence[str] = (), **fixed: Any) -> Self:
+    def load(cls, path: Path, overrides: Sequence[str] = (), **fixed: Any) -> Self:
         """Read a TOML file, then apply `section.key=value` overrides, then fixed values."""
-        return cls.checked(overridden(_read(path) if path else {}, overrides) | fixed)
+        return cls.checked(overridden(_read(path), overrides) | fixed)
 
     @classmethod
     def checked(cls, values: dict[str, Any]) -> Self:
@@ -106,6 +111,11 @@ class Config(_Section):
         except ValidationError as error:
             raise ConfigError("\n".join(_faults(error, values))) from None
         config.build_method()
+        if config.cohort > config.data.clients:
+            raise ConfigError(
+                f"cohort = {config.cohort}: must be between 1 and the number of clients, "
+                f"{config.data.clients}"
+            )
         return config
 
     def build_method(self) -> Method:
@@ -149,6 +159,11 @@ class Config(_Section):
             )
         with _naming("engine"):
             return self.engine.build(setup)
+
+    def run(self, engine: Engine, on_progress: Callable[[Progress], None] | None = None) -> Result:
+        """The whole run on its engine; without `eval_every`, scored about ten times."""
+        eval_every = self.eval_every or max(1, self.rounds // 10)
+        return run(engine, self.rounds, eval_every, self.adapt_on, on_progress)
 
     def resolved(self) -> dict[str, Any]:
         """Every setting, defaults included."""

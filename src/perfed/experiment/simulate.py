@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import jax
 
 from perfed.data import Federation
+from perfed.errors import require_count
 from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
 from perfed.methods import Method
 from perfed.objective import Model, Params, Sampling, Task
@@ -57,6 +58,11 @@ class Result:
     def scores(self) -> dict[ModelKind, Scores]:
         """The scores of all clients after the last round."""
         return self.history[-1].scores
+
+    @property
+    def iterate(self) -> Params | None:
+        """The cohort's mean iterate in the last round (Per-FedAvg, Remark 4.7), if it was sent."""
+        return self.state.iterate
 
     @property
     def global_model(self) -> Params:
@@ -117,6 +123,9 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Train on a given engine and score every client, as `simulate` does."""
+    require_count("rounds", rounds)
+    if eval_every is not None:
+        require_count("eval_every", eval_every)
     begun = time.perf_counter()
     evaluator = Evaluator(engine, adapt_on)
     state = engine.start()

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from perfed.errors import require
+from perfed.errors import require, require_count
 from perfed.objective import Batch, BatchSize, Objective, Params
 
 Memory: TypeAlias = Any  # a pytree of arrays, or None
@@ -72,23 +73,28 @@ class Method(ABC):
     ) -> Params:
         """The client's own model, from the server's model w and its own data."""
 
+    # What these check may be None where a field's type allows it.
+
     def _positive(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self, field)
-            require(0 < value < float("inf"), field, value, "must be a number greater than 0")
+        for field, value in self._given(fields):
+            real = isinstance(value, Real) and not isinstance(value, bool)
+            valid = real and 0 < float(value) < float("inf")
+            require(valid, field, value, "must be a number greater than 0")
 
     def _count(self, *fields: str) -> None:
-        for field in fields:
-            value = getattr(self, field)
-            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            require(valid, field, value, "must be a whole number, at least 1")
+        for field, value in self._given(fields):
+            require_count(field, value)
 
     def _batch_size(self, *fields: str) -> None:
-        allowed = 'must be a whole number, at least 1, or "full" for all of the client\'s data'
-        for field in fields:
-            value = getattr(self, field)
-            valid = value >= 1 if isinstance(value, int) else value == "full"
-            require(valid, field, value, allowed)
+        for field, value in self._given(fields):
+            if isinstance(value, str):
+                allowed = 'must be a whole number, or "full" for all of the client\'s data'
+                require(value == "full", field, value, allowed)
+            else:
+                require_count(field, value)
+
+    def _given(self, fields: tuple[str, ...]) -> list[tuple[str, Any]]:
+        return [(f, value) for f in fields if (value := getattr(self, f)) is not None]
 
 
 def descend(w: Params, rate: float | Array, direction: Params) -> Params:
@@ -99,6 +105,11 @@ def descend(w: Params, rate: float | Array, direction: Params) -> Params:
 def change(new: Params, old: Params) -> Params:
     """New - old."""
     return jax.tree.map(jnp.subtract, new, old)
+
+
+def changed(w: Params, by: Params) -> Params:
+    """W + by."""
+    return jax.tree.map(jnp.add, w, by)
 
 
 def take_steps(
@@ -124,17 +135,12 @@ def take_steps(
     return w, picked
 
 
-def adapt(
-    objective: Objective,
-    w: Params,
-    alpha: float,
-    steps: int,
-    batch: BatchSize,
-    key: PRNGKeyArray,
+def sgd(
+    objective: Objective, w: Params, rate: float, steps: int, batch: BatchSize, key: PRNGKeyArray
 ) -> Params:
-    """Gradient steps of size alpha on the client's own data; one is w - alpha grad f_i(w)."""
+    """Steps w <- w - rate grad f_i(w; D) on the client's own data, each on a fresh batch D."""
 
     def step(w: Params, d: Batch) -> Params:
-        return descend(w, alpha, objective.grad(w, d))
+        return descend(w, rate, objective.grad(w, d))
 
     return take_steps(step, w, objective.batches(key, steps, batch), steps)[0]

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from perfed.methods.base import Memory, Method, Reply, Turn, adapt, descend, take_steps
-from perfed.objective import Batch, BatchSize, Objective, Params
+from perfed.methods.base import Memory, Method, Reply, Turn, changed, sgd
+from perfed.objective import BatchSize, Objective, Params
 
 
 @final
@@ -36,7 +34,7 @@ class FedAvg(Method):
 
     def check(self) -> None:
         """Positive rates and counts."""
-        self._positive("lr", *(["alpha"] if self.alpha is not None else []))
+        self._positive("lr", "alpha")
         self._count("tau", "adapt_steps")
         self._batch_size("batch", "adapt_batch")
 
@@ -48,20 +46,15 @@ class FedAvg(Method):
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Reply:
         """Tau steps w <- w - lr grad f_i(w; D_t)."""
-
-        def step(w: Params, d: Batch) -> Params:
-            return descend(w, self.lr, objective.grad(w, d))
-
-        w, _ = take_steps(step, w, objective.batches(key, self.tau, self.batch), self.tau)
-        return Reply(w, memory)
+        return Reply(sgd(objective, w, self.lr, self.tau, self.batch, key), memory)
 
     def merge(self, w: Params, mean_change: Params) -> Params:
         """The average of the local models."""
-        return jax.tree.map(jnp.add, w, mean_change)
+        return changed(w, mean_change)
 
     def personalise(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """FedAvg + update: gradient steps on own data, started from w."""
         alpha = self.lr if self.alpha is None else self.alpha
-        return adapt(objective, w, alpha, self.adapt_steps, self.adapt_batch, key)
+        return sgd(objective, w, alpha, self.adapt_steps, self.adapt_batch, key)

@@ -5,8 +5,8 @@ from typing import ClassVar, final
 
 from jaxtyping import PRNGKeyArray
 
-from perfed.methods.base import Memory, Method, Reply, Turn, descend, take_steps
-from perfed.objective import Batch, BatchSize, Objective, Params
+from perfed.methods.base import Memory, Method, Reply, Turn, sgd
+from perfed.objective import BatchSize, Objective, Params
 
 
 @final
@@ -43,12 +43,7 @@ class Local(Method):
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Reply:
         """Tau more SGD steps on the client's own model; the server gets its w back unchanged."""
-
-        def step(own: Params, d: Batch) -> Params:
-            return descend(own, self.lr, objective.grad(own, d))
-
-        batches = objective.batches(key, self.tau, self.batch)
-        own, _ = take_steps(step, memory, batches, self.tau)
+        own = sgd(objective, memory, self.lr, self.tau, self.batch, key)
         return Reply(w, memory=own)
 
     def merge(self, w: Params, mean_change: Params) -> Params:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from perfed.errors import require, require_choice
@@ -17,9 +16,10 @@ from perfed.methods.base import (
     Method,
     Reply,
     Turn,
-    adapt,
     change,
+    changed,
     descend,
+    sgd,
     take_steps,
 )
 from perfed.objective import Batch, BatchSize, Objective, Params
@@ -73,8 +73,7 @@ class PerFedAvg(Method):
         decay = self.beta_decay
         require(0 <= decay < float("inf"), "beta_decay", decay, "must be a number, at least 0")
         self._count("tau", "adapt_steps")
-        own = [f for f in ("batch_outer", "batch_hessian") if getattr(self, f) is not None]
-        self._batch_size("batch", "adapt_batch", *own)
+        self._batch_size("batch", "batch_outer", "batch_hessian", "adapt_batch")
 
     def first_memory(self, w: Params) -> Memory:
         """Nothing is remembered."""
@@ -121,13 +120,13 @@ class PerFedAvg(Method):
 
     def merge(self, w: Params, mean_change: Params) -> Params:
         """The average of the local models."""
-        return jax.tree.map(jnp.add, w, mean_change)
+        return changed(w, mean_change)
 
     def personalise(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """The adapted model w - alpha grad f_i(w), one step or a few."""
-        return adapt(objective, w, self.alpha, self.adapt_steps, self.adapt_batch, key)
+        return sgd(objective, w, self.alpha, self.adapt_steps, self.adapt_batch, key)
 
     def _hessian(self, objective: Objective, w: Params, v: Params, batch: Batch) -> Params:
         """H(w) v, exactly or as (grad f(w + delta v) - grad f(w - delta v)) / (2 delta)."""

@@ -59,7 +59,7 @@ class PFedMe(Method):
 
     def check(self) -> None:
         """Positive rates and counts; beta = 0 would freeze the global model for ever."""
-        self._positive("lam", "eta", "inner_lr", "beta", *(["nu"] if self.nu is not None else []))
+        self._positive("lam", "eta", "inner_lr", "beta", "nu")
         self._count("local_rounds", "inner_steps")
         self._batch_size("batch")
         require_choice("inner_solver", self.inner_solver, get_args(Solver))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from perfed.errors import require
+from perfed.errors import FieldError, require, require_count
 
 AXIS = "clients"
 
@@ -21,14 +21,12 @@ def prepare() -> None:
     already started. `PERFED_DEVICES` asks for another number of host devices, `PERFED_CACHE` for
     another folder of compiled programs (empty: none).
     """
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        wanted = os.environ.get("PERFED_DEVICES", "")
-        valid = not wanted or (wanted.isdigit() and int(wanted) >= 1)
-        require(valid, "PERFED_DEVICES", wanted, "must be a whole number, at least 1")
-        if jax.config.values["jax_num_cpu_devices"] in (None, -1):
-            # A JAX that has started refuses: its devices are what they are.
-            with suppress(RuntimeError):
-                jax.config.update("jax_num_cpu_devices", int(wanted) if wanted else _cores())
+    flagged = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not flagged and jax.config.values["jax_num_cpu_devices"] in (None, -1):
+        # A JAX that has started refuses: its devices are what they are. A PERFED_DEVICES that is no
+        # number is complained about when devices are asked for: an import is no place for it.
+        with suppress(RuntimeError, FieldError):
+            jax.config.update("jax_num_cpu_devices", _wanted() or _cores())
     if jax.config.values["jax_compilation_cache_dir"] is None:
         cache = os.environ.get("PERFED_CACHE", str(_cache_home() / "perfed" / "compiled"))
         if cache:
@@ -38,13 +36,24 @@ def prepare() -> None:
 
 def mesh(devices: int | None = None) -> Mesh:
     """A mesh of so many devices (None: all) with one axis, along which clients are shared out."""
+    _wanted()
     found = jax.devices()
     allowed = (
         f"this process has {len(found)} {found[0].platform} device(s); ask for 1 to {len(found)}, "
         "or set PERFED_DEVICES before the start"
     )
+    if devices is not None:
+        require_count("devices", devices)
     require(devices is None or 1 <= devices <= len(found), "devices", devices, allowed)
     return Mesh(np.array(found[:devices]), (AXIS,))
+
+
+def _wanted() -> int | None:
+    """What `PERFED_DEVICES` asks for."""
+    wanted = os.environ.get("PERFED_DEVICES", "")
+    valid = not wanted or (wanted.isdigit() and int(wanted) >= 1)
+    require(valid, "PERFED_DEVICES", wanted, "must be a whole number, at least 1")
+    return int(wanted) if wanted else None
 
 
 def _cores() -> int:

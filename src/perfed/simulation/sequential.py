@@ -44,15 +44,17 @@ class Sequential(Engine):
             culprits = []
             for client in self.setup.pick_cohort(state.round):
                 own = memory_of(state.memory, client)
-                turn: Contribution = self._take_turn(self._world, state.w, own, state.round, client)
-                culprits += [] if turn.finite else [int(client)]
+                given: Contribution = self._take_turn(
+                    self._world, state.w, own, state.round, client
+                )
+                culprits += [] if given.finite else [int(client)]
                 part = jax.tree.map(
-                    lambda leaf, weight=turn.weight: weight.astype(leaf.dtype) * leaf,
-                    (jnp.ones(()), turn.change, turn.iterate),
+                    lambda leaf, weight=given.weight: weight.astype(leaf.dtype) * leaf,
+                    (jnp.ones(()), given.change, given.iterate),
                 )
                 total = part if total is None else jax.tree.map(jnp.add, total, part)
                 memory = jax.tree.map(
-                    lambda all, new, i=client: all.at[i].set(new), memory, turn.memory
+                    lambda all, new, i=client: all.at[i].set(new), memory, given.memory
                 )
             if culprits:
                 raise self.setup.diverged(int(state.round), min(culprits))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from perfed.data import Federation, FlatExamples
-from perfed.errors import DivergedError, require, require_choice
+from perfed.errors import DivergedError, FieldError, require, require_choice, require_count
 from perfed.methods import Method, Turn
 from perfed.methods.base import Memory, change
 from perfed.objective import Examples, Objective, Params, Sampling, Task
@@ -91,11 +91,34 @@ class Setup:
     sampling: Sampling = "replacement"
 
     def __post_init__(self) -> None:
+        what = "must be a method, such as FedAvg(), not its class or name"
+        require(isinstance(self.method, Method), "method", self.method, what)
+        require(0 <= self.seed < 2**31, "seed", self.seed, "must be between 0 and 2^31 - 1")
+        require_count("cohort", self.cohort)
+        self._check_model()
         clients = self.federation.clients
         allowed = f"must be between 1 and the number of clients, {clients}"
         require(1 <= self.cohort <= clients, "cohort", self.cohort, allowed)
         require_choice("weighting", self.weighting, get_args(Weighting))
         require_choice("sampling", self.sampling, get_args(Sampling))
+
+    def _check_model(self) -> None:
+        """The model takes these inputs and can name all the classes."""
+        model, shape = self.task.model, self.federation.example_shape
+        example = jax.ShapeDtypeStruct((1, *shape), self.federation.train.x.dtype)
+        try:
+            outputs = jax.eval_shape(
+                lambda x: model.apply(model.init(jax.random.key(0)), x), example
+            ).shape
+        except (TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise FieldError(
+                "model", model, f"cannot take inputs of shape {shape}: {reason}"
+            ) from None
+        classes = self.federation.classes
+        names_all = len(outputs) == 2 and outputs[1] >= classes
+        allowed = f"gives outputs of shape {outputs[1:]}, but the data have {classes} classes"
+        require(self.task.loss is not None or names_all, "model", model, allowed)
 
     def world(self) -> World:
         """The federation as arrays."""
@@ -109,9 +132,9 @@ class Setup:
         """Fresh parameters, and the memory of clients that have not had a turn."""
         w = self.task.model.init(fold(self.seed, Purpose.INIT))
         memory, n = self.method.first_memory(w), self.federation.clients
-        turn = jax.eval_shape(self.take_turn, world, w, memory, 0, 0)
+        shapes = jax.eval_shape(self.take_turn, world, w, memory, 0, 0)
         everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), memory)
-        return State(jnp.int32(0), w, everyones, None if turn.iterate is None else w)
+        return State(jnp.int32(0), w, everyones, None if shapes.iterate is None else w)
 
     def pick_cohort(
         self, round: IntLike, seat: Int[Array, " seats"] | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from perfed.errors import require
+from perfed.errors import require, require_count
 from perfed.objective import BLOCK
 from perfed.simulation.devices import AXIS, mesh
 from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
@@ -49,7 +49,8 @@ class Vectorised(Engine):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.chunk is None or self.chunk >= 1, "chunk", self.chunk, "must be at least 1")
+        if self.chunk is not None:
+            require_count("chunk", self.chunk)
         _ = self._mesh  # asks for the devices now, before anything heavy
 
     @cached_property
@@ -94,27 +95,27 @@ class Vectorised(Engine):
     def _round(self, world: World, state: State) -> tuple[State, Int[Array, ""]]:
         """One round as one device sees it; also a client whose update was not finite, if any."""
         setup, nobody = self.setup, self.setup.federation.clients
-        chunk, places = self._layout(setup.cohort, state)
+        chunk, seats = self._layout(setup.cohort, state)
         mine = setup.pick_cohort(
-            state.round, jax.lax.axis_index(AXIS) * places + jnp.arange(places, dtype=jnp.int32)
+            state.round, jax.lax.axis_index(AXIS) * seats + jnp.arange(seats, dtype=jnp.int32)
         )
 
         def add_chunk(total: Any, clients: Int[Array, " chunk"]) -> tuple[Any, Any]:
             present = clients < nobody
             own = memory_of(state.memory, jnp.minimum(clients, nobody - 1))
-            turns: Contribution = jax.vmap(setup.take_turn, in_axes=(None, None, 0, None, 0))(
+            given: Contribution = jax.vmap(setup.take_turn, in_axes=(None, None, 0, None, 0))(
                 world, state.w, own, state.round, jnp.minimum(clients, nobody - 1)
             )
-            weight = jnp.where(present, turns.weight, 0.0)
+            weight = jnp.where(present, given.weight, 0.0)
 
             def weighted_sum(leaf: Array) -> Array:
                 # An empty seat repeats some client's work; what it gives is thrown away here.
                 leaf = jnp.where(_like(present, leaf), leaf, 0.0)
                 return jnp.sum(_like(weight, leaf).astype(leaf.dtype) * leaf, axis=0)
 
-            sums = jax.tree.map(weighted_sum, (turns.change, turns.iterate))
-            culprit = jnp.where(present & ~turns.finite, clients, nobody).min()
-            return jax.tree.map(jnp.add, total, (weight.sum(), *sums)), (turns.memory, culprit)
+            sums = jax.tree.map(weighted_sum, (given.change, given.iterate))
+            culprit = jnp.where(present & ~given.finite, clients, nobody).min()
+            return jax.tree.map(jnp.add, total, (weight.sum(), *sums)), (given.memory, culprit)
 
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (state.w, state.iterate)))
         total, (memories, culprits) = jax.lax.scan(add_chunk, zeros, mine.reshape(-1, chunk))
@@ -138,7 +139,7 @@ class Vectorised(Engine):
     def each_client(self, function: ClientFunction) -> OnClients:
         """All clients in parallel, dealt to the devices so that each has as much to do."""
 
-        def share(world: World, state: State, clients: Int[Array, " places"]) -> Any:
+        def share(world: World, state: State, clients: Int[Array, " seats"]) -> Any:
             chunk, _ = self._layout(clients.shape[0] * self._mesh.size, state)
 
             def one(client: Int[Array, ""]) -> Any:
@@ -154,14 +155,14 @@ class Vectorised(Engine):
         def run(state: State, clients: Sequence[int] | None = None) -> Any:
             chosen = np.arange(len(sizes)) if clients is None else np.asarray(clients)
             require(len(chosen) >= 1, "clients", clients, "name at least one")
-            _, places = self._layout(len(chosen), state)
-            seats = places * self._mesh.size
+            _, seats = self._layout(len(chosen), state)
+            all_seats = seats * self._mesh.size
             # By size, so that clients of one chunk take about as long; dealt like cards.
             order = np.argsort(sizes[chosen], kind="stable")
-            dealt = np.resize(order, seats).reshape(places, self._mesh.size).T.ravel()
+            dealt = np.resize(order, all_seats).reshape(seats, self._mesh.size).T.ravel()
             results = compiled(self._world, state, jnp.asarray(chosen[dealt]))
             seat = np.empty(len(chosen), int)
-            seat[dealt] = np.arange(seats)
+            seat[dealt] = np.arange(all_seats)
             return jax.tree.map(lambda leaf: leaf[seat], results)
 
         return run
