@@ -1,7 +1,10 @@
 # `make demo` and `make test` need python3, pip and make; everything else goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet -c constraints.txt
+# What builds the package is pinned too: older pips read the first of these there, newer ones the second.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet
 
 .PHONY: demo test lint bench clean
 

@@ -2,5 +2,6 @@
 
 import os
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PERFED_DEVICES"] = "2"
 os.environ["PERFED_CACHE"] = ""

@@ -75,6 +75,44 @@ def test_a_config_error_exits_2_and_writes_nothing(config: Path, tmp_path: Path)
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["cohort=99"], "cohort = 99: must be between 1 and the number of clients, 10"),
+        (["data.clients=7"], "data.clients = 7: must be even"),
+        (["data.seed=-1"], "data.seed = -1: must be between"),
+        (["engine.name=sequential", "engine.chunk=2"], "engine.chunk = 2: is for the vectorised"),
+    ],
+)
+def test_a_late_fault_writes_nothing_either(
+    config: Path, tmp_path: Path, settings: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    done = perfed("run", config, *arguments, "--out", out)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
+    config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full" / "summary.json").mkdir(parents=True)
+    for out, flag in ((tmp_path / "file", []), ("/proc", []), (tmp_path / "full", ["--overwrite"])):
+        done = perfed("run", config, "--set", "rounds=99999999", "--out", out, *flag)
+        assert done.returncode == 2
+        assert "cannot write there" in done.stderr
+    assert os.listdir(tmp_path / "full") == ["summary.json"]
+
+
+def test_a_number_of_devices_that_is_none(config: Path) -> None:
+    done = perfed("run", config, PERFED_DEVICES="many")
+    assert done.returncode == 2
+    assert "PERFED_DEVICES = 'many': must be a whole number" in done.stderr
+
+
 def test_divergence_is_an_error_with_a_name(config: Path, tmp_path: Path) -> None:
     done = perfed(
         "run", config, "--set", "method.lr=1e30", "--set", "method.alpha=0.1", "--out", tmp_path
@@ -125,18 +163,23 @@ def test_progress_in_a_terminal_and_ctrl_c(config: Path) -> None:
         stderr=inside,
         env=os.environ | {"TERM": "xterm"},
         start_new_session=True,
+        # Tests started in the background have interrupts ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
     shown = ""
-    while "rounds/s" not in shown:
-        shown += os.read(terminal, 4096).decode(errors="replace")
-    assert re.search(r"round +\d+/99999999", shown)
-    assert re.search(r"loss \d\.\d+", shown)
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(OSError):  # the terminal closes with the process
-        while part := os.read(terminal, 4096).decode(errors="replace"):
-            shown += part
-    assert process.wait(timeout=60) == 130
+    try:
+        while "rounds/s" not in shown:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        assert re.search(r"round +\d+/99999999", shown)
+        assert re.search(r"loss \d\.\d+", shown)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal closes with the process
+            while part := os.read(terminal, 4096).decode(errors="replace"):
+                shown += part
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
     assert "interrupted; nothing was written" in shown
     assert "Traceback" not in shown
 

@@ -73,7 +73,7 @@ def test_a_split_larger_than_the_data_is_refused_with_the_numbers() -> None:
         DataError, match=r"needs 2200 images of class 0, and there are \d+; .* is 12"
     ):
         digits(clients=20, a=200)
-    with pytest.raises(DataError, match="even number of clients, not 7"):
+    with pytest.raises(FieldError, match="clients = 7: must be even for the Per-FedAvg split"):
         digits(clients=7)
     with pytest.raises(DataError, match="ask for fewer clients"):
         digits(clients=400)
@@ -146,7 +146,7 @@ def test_a_federation_from_ones_own_arrays() -> None:
 def test_unusable_federations_are_refused() -> None:
     x, y = np.ones((2, 3)), np.array([0, 1])
     good = FlatExamples.of([(x, y), (x, y)])
-    with pytest.raises(DataError, match="2 clients have data to train on but 1 have data held out"):
+    with pytest.raises(DataError, match="2 clients have data to train on and 1 have data held out"):
         Federation.made(good, FlatExamples.of([(x, y)]))
     with pytest.raises(DataError, match="client b has no examples to be scored on"):
         Federation.made(good, FlatExamples.of([(x, y), (x[:0], y[:0])]), names=["a", "b"])
@@ -158,6 +158,31 @@ def test_unusable_federations_are_refused() -> None:
         Federation.made(good, FlatExamples.of([(x, y), (x, y + 1)]), classes=2)
 
 
+def test_parts_that_do_not_fit_together_are_refused() -> None:
+    """Each of these would train some client on another's rows, or score nonsense."""
+    x, y = np.ones((4, 3)), np.array([0, 1, 0, 1])
+    good = FlatExamples.of([(x, y), (x, y)])
+
+    def refused(message: str, train: Any, test: Any = good, **options: Any) -> None:
+        with pytest.raises(DataError, match=message):
+            Federation.made(FlatExamples.of(train), test, **options)
+
+    refused("client 1 has 4 inputs but 2 labels", [(x, y), (x, y[:2])])
+    refused(
+        r"client 1's inputs have shape \(2,\), but client 0's have \(3,\)", [(x, y), (x[:, :2], y)]
+    )
+    refused("there are no clients", [])
+    refused(r"held-out ones have \(3,\)", [(x[:, :2], y)] * 2)
+    refused("1 names for 2 clients", [(x, y)] * 2, names=["a"])
+    refused("are float64 of shape", [(x, y + 0.5)] * 2)
+    refused(r"of shape \(8, 1\)", [(x, y[:, None])] * 2)
+    refused("labels must be whole numbers", [(x, np.array(["a", "b", "a", "b"]))] * 2)
+    with pytest.raises(DataError, match="4 inputs, 4 labels and clients of 5 rows do not fit"):
+        FlatExamples.joined(x, y, [2, 3])
+    with pytest.raises(FieldError, match=r"classes = 3\.0"):
+        Federation.made(good, good, classes=3.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
@@ -166,6 +191,8 @@ def test_unusable_federations_are_refused() -> None:
         ({"concentration": 0.0}, "concentration"),
         ({"a": 5}, "a"),
         ({"split": "iid"}, "split"),
+        ({"seed": -1}, "seed"),
+        ({"clients": 2.5}, "clients"),
     ],
 )
 def test_bad_settings_name_themselves(settings: dict[str, Any], field: str) -> None:

@@ -23,6 +23,7 @@ from perfed import (
     Task,
     Vectorised,
     digits,
+    simulate,
 )
 from perfed.data import FlatExamples
 from perfed.evaluation import Evaluator
@@ -229,6 +230,49 @@ def test_a_misspelt_choice_is_refused() -> None:
         problems.setup(FedAvg(), sampling="epoch")
 
 
+def test_a_model_that_does_not_fit_the_data_is_refused(data: Any) -> None:
+    """Too few outputs would train: a label the model cannot name would cost it nothing."""
+    with pytest.raises(FieldError, match=r"outputs of shape \(4,\), but the data have 10 classes"):
+        Setup(data, Task(MLP(64, 4)), FedAvg(), 2)
+    with pytest.raises(FieldError, match=r"cannot take inputs of shape \(8, 8, 1\)"):
+        Setup(data, Task(MLP(60, 10)), FedAvg(), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cohort": 2.5}, "cohort = 2.5"),
+        ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**40}, "seed = 1099511627776: must be between 0 and"),
+        ({"method": FedAvg}, "not its class or name"),
+    ],
+)
+def test_setups_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    settings: dict[str, Any] = {
+        "task": problems.QUADRATIC,
+        "method": FedAvg(),
+        "cohort": 2,
+    } | options
+    with pytest.raises(FieldError, match=message):
+        Setup(problems.federation(), **settings)
+
+
+@pytest.mark.parametrize("field", ["rounds", "eval_every"])
+@pytest.mark.parametrize("value", [0, -1, 2.5])
+def test_runs_that_would_not_end(data: Any, field: str, value: Any) -> None:
+    settings: dict[str, Any] = {"rounds": 2, field: value}
+    with pytest.raises(FieldError, match=f"{field} = {value}"):
+        simulate(data, MLP(64, 10), FedAvg(), cohort=2, **settings)
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize("client", [-1, 5])
+def test_a_client_that_is_not_there(engine: Any, client: int) -> None:
+    runner = engine(problems.setup(FedAvg()))
+    with pytest.raises(FieldError, match=f"client = {client}: must be between 0 and 4"):
+        Evaluator(runner).personal_models(runner.start(), [client])
+
+
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])
 def test_no_clients_are_too_few(engine: Any) -> None:
     runner = engine(problems.setup(FedAvg()))
@@ -244,7 +288,7 @@ def test_steps_are_whole_numbers(tau: Any) -> None:
 
 @pytest.mark.parametrize("cohort", [0, 6])
 def test_a_cohort_must_fit(cohort: int) -> None:
-    with pytest.raises(FieldError, match="between 1 and the number of clients, 5"):
+    with pytest.raises(FieldError, match=f"cohort = {cohort}: must be"):
         problems.setup(FedAvg(), cohort=cohort)
 
 

@@ -101,11 +101,14 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
     parts = [(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in sizes]
     flat = FlatExamples.of(parts)
     together = Federation.made(flat, flat, classes=3)
-    model, method = MLR(4, 3), FedAvg(lr=0.1, alpha=0.3)
-    result = simulate(together, model, method, rounds=1, cohort=5)
+    task, method = Task(MLR(4, 3)), FedAvg(alpha=0.3)
+    engine = Vectorised(Setup(together, task, method, 5))
+    state = engine.start()
+    scores = Evaluator(engine)(state).scores
     for i, part in enumerate(parts):
-        x, y = part
-        w = result.global_model
-        logits = x @ np.asarray(w["w"]).T + np.asarray(w["b"])
-        expected = (logits.argmax(axis=1) == y).mean()
-        np.testing.assert_allclose(result.scores["global"].accuracy[i], expected, rtol=1e-6)
+        one = FlatExamples.of([part])
+        alone = Vectorised(Setup(Federation.made(one, one, classes=3), task, method, 1))
+        own = Evaluator(alone)(alone.start()).scores
+        for kind, score in scores.items():
+            np.testing.assert_allclose(score.loss[i], own[kind].loss[0], rtol=1e-5)
+            np.testing.assert_allclose(score.accuracy[i], own[kind].accuracy[0], rtol=1e-6)

@@ -1,10 +1,14 @@
 """What the README shows is what happens."""
 
 import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+import perfed
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -12,13 +16,40 @@ README = Path(__file__).parent.parent / "README.md"
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 1
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(blocks[0], names)
     result = names["result"]
-    assert result.scores["personalized"].accuracy.shape == (20,)  # type: ignore[attr-defined]
-    assert result.scores["personalized"].accuracy.mean() > 0.9  # type: ignore[attr-defined]
-    assert np.shape(names["params"][0]["w"]) == (80, 64)  # type: ignore[index]
+    assert result.scores["personalized"].accuracy.shape == (20,)
+    assert result.scores["personalized"].accuracy.mean() > 0.9
+    assert np.shape(names["params"][0]["w"]) == (80, 64)
     assert capsys.readouterr().out
+
+
+def test_the_method_of_contributing_runs() -> None:
+    """The example of how to add a method is a method: with mu = 0 it is FedAvg."""
+    text = (README.parent / "CONTRIBUTING.md").read_text()
+    names: dict[str, Any] = {"__name__": "fedprox"}
+    source = textwrap.dedent(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+    exec(source, names)
+
+    def after(method: Any) -> np.ndarray:
+        result = perfed.simulate(
+            perfed.digits(clients=4), perfed.MLR(64, 10), method, rounds=2, cohort=2
+        )
+        return np.asarray(result.global_model["w"])
+
+    fedprox, fedavg = names["FedProx"], after(perfed.FedAvg(lr=0.1))
+    np.testing.assert_allclose(after(fedprox(lr=0.1, mu=1e-9)), fedavg, atol=1e-6)
+    assert np.abs(after(fedprox(lr=0.1, mu=1.0)) - fedavg).max() > 1e-3
+
+
+def test_the_error_shown_is_the_one_given() -> None:
+    shown = re.findall(r"^error (.*?)(?: \(there are.*)?$", README.read_text(), re.MULTILINE)
+    with pytest.raises(perfed.ConfigError) as caught:
+        perfed.Config.load(
+            README.parent / "examples" / "pfedme-synthetic.toml", ["method.lamb=5", "cohort=0"]
+        )
+    assert [line.split(" (there are")[0] for line in str(caught.value).splitlines()] == shown
 
 
 def test_the_links_lead_somewhere() -> None:
