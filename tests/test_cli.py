@@ -156,15 +156,23 @@ def test_progress_in_a_terminal_and_ctrl_c(config: Path) -> None:
     """In a real terminal: the bar shows round, loss and pace; Ctrl-C ends it in a line."""
     terminal, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    # Tests started in the background have interrupts ignored, and children inherit that.
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     process = subprocess.Popen(
-        [sys.executable, "-m", "perfed.cli", "run", str(config), "--set", "rounds=99999999"],
+        [
+            sys.executable,
+            "-c",
+            f"{listening}; from perfed.cli import main; main()",
+            "run",
+            str(config),
+            "--set",
+            "rounds=99999999",
+        ],
         stdin=inside,
         stdout=inside,
         stderr=inside,
         env=os.environ | {"TERM": "xterm"},
         start_new_session=True,
-        # Tests started in the background have interrupts ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
     shown = ""
