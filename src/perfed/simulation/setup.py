@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from perfed.data import Federation, FlatExamples
 from perfed.errors import DivergedError, FieldError, require, require_choice, require_count
 from perfed.methods import Method, Turn
-from perfed.methods.base import Memory, change
+from perfed.methods.base import Memory, change, changed
 from perfed.objective import Examples, Objective, Params, Sampling, Task
 from perfed.randomness import IntLike, Purpose, fold, permuted
 
@@ -179,9 +179,7 @@ class Setup:
             lambda leaf: (leaf / weight).astype(leaf.dtype), (change_sum, iterate_sum)
         )
         w = self.method.merge(state.w, mean_change)
-        iterate = None
-        if mean_iterate is not None:
-            iterate = jax.tree.map(jnp.add, state.w, mean_iterate)
+        iterate = None if mean_iterate is None else changed(state.w, mean_iterate)
         return State(state.round + 1, w, memory, iterate)
 
     def diverged(self, round: int, client: int) -> DivergedError:
