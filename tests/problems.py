@@ -54,7 +54,8 @@ def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, binary: bool = Fal
             parts.append((x.astype(np.float32), ((y > 0) if binary else y).astype(np.float32)))
         return FlatExamples.of(parts)
 
-    return Federation(side(), side(), 2, tuple(f"client-{i}" for i in range(len(sizes))))
+    names = tuple(f"client-{i}" for i in range(len(sizes)))
+    return Federation(side(), side(), names, None)
 
 
 @dataclass(frozen=True)

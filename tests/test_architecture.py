@@ -19,8 +19,8 @@ MAY_IMPORT = {
     "simulation": {"objective", "methods", "data"},
     "evaluation": {"objective", "methods", "data", "simulation"},
     "experiment": {"objective", "models", "methods", "data", "simulation", "evaluation"},
-    "report": {"evaluation", "experiment"},
-    "cli": {"experiment", "report"},
+    "report": {"data", "evaluation", "experiment"},
+    "cli": {"data", "simulation", "experiment", "report"},
 }
 
 

@@ -52,7 +52,7 @@ def test_run_writes_a_summary(config: Path, tmp_path: Path) -> None:
             assert set(values) == {"mean", "weighted", "worst", "p10", "p50", "p90", "clients"}
             assert len(values["clients"]) == 10
             assert values["mean"] == pytest.approx(sum(values["clients"]) / 10)
-    assert os.listdir(out) == ["summary.json"]
+    assert sorted(os.listdir(out)) == ["data.safetensors", "summary.json"]
 
 
 def test_results_are_not_overwritten_unless_asked(config: Path, tmp_path: Path) -> None:

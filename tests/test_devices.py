@@ -41,8 +41,8 @@ def test_a_jax_that_has_started_is_left_alone() -> None:
 def test_compiled_programs_are_kept(tmp_path: Path) -> None:
     code = (
         "import perfed\n"
-        "perfed.simulate(perfed.digits(clients=4), perfed.MLR(64, 10), perfed.FedAvg(), rounds=1,"
-        " cohort=2)"
+        "data = perfed.load('digits', clients=4)\n"
+        "perfed.simulate(data, perfed.MLR(64, 10), perfed.FedAvg(), rounds=1, cohort=2)"
     )
     python(code, PERFED_CACHE=str(tmp_path))
     assert any(tmp_path.iterdir())

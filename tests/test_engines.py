@@ -22,7 +22,7 @@ from perfed import (
     Setup,
     Task,
     Vectorised,
-    digits,
+    load,
     simulate,
 )
 from perfed.data import FlatExamples
@@ -40,7 +40,7 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def data() -> Any:
-    return digits(clients=12, split="dirichlet", seed=1)
+    return load("digits", clients=12, split="dirichlet", seed=1)
 
 
 def make(data: Any, method: Any, **options: Any) -> Setup:
@@ -103,7 +103,7 @@ def test_clients_and_rounds_draw_batches_of_their_own() -> None:
     """Two clients with the same data, in two rounds: four different batches, each repeatable."""
     x = np.random.default_rng(0).normal(size=(500, problems.DIMENSION)).astype(np.float32)
     flat = FlatExamples.of([(x, x[:, 0])] * 2)
-    setup = problems.setup(FedAvg(tau=1, batch=3), Federation(flat, flat, 2, ("a", "b")))
+    setup = problems.setup(FedAvg(tau=1, batch=3), Federation(flat, flat, ("a", "b"), None))
     world = setup.world()
     w = jnp.ones(problems.DIMENSION)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from perfed import MLP, MLR, FedAvg, Local, Method, PerFedAvg, PFedMe, digits, simulate, synthetic
+from perfed import MLP, MLR, FedAvg, Local, Method, PerFedAvg, PFedMe, load, simulate, synthetic
 
 PFEDME = PFedMe(lam=20, eta=0.01, local_rounds=20, inner_steps=5, inner_lr=0.01, beta=2, batch=20)
 FEDAVG = FedAvg(lr=0.02, tau=20, batch=20)
@@ -58,7 +58,7 @@ def test_personalisation_pays_with_the_uniform_mean_too() -> None:
 
 def test_every_method_on_the_digits() -> None:
     """Personal models beat the one global model; the steady methods beat learning alone."""
-    federation, model = digits(clients=20, test_fraction=0.5), MLP(64, 10, (80, 60), "elu")
+    federation, model = load("digits", clients=20, test_fraction=0.5), MLP(64, 10, (80, 60), "elu")
 
     def mean(method: Any, kind: Any = "personalized", cohort: int = 10) -> float:
         result = simulate(federation, model, method, rounds=150, cohort=cohort)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import CNN, MLP, MLR, FedAvg, FieldError, digits, from_equinox, from_flax, simulate
+from perfed import CNN, MLP, MLR, FedAvg, FieldError, from_equinox, from_flax, load, simulate
 from perfed.objective import Model
 
 
@@ -65,7 +65,7 @@ def test_the_convolution_is_one(side: int) -> None:
 
 def learns(model: Model) -> None:
     result = simulate(
-        digits(clients=4), model, FedAvg(lr=0.2, tau=20, batch=32), rounds=15, cohort=4
+        load("digits", clients=4), model, FedAvg(lr=0.2, tau=20, batch=32), rounds=15, cohort=4
     )
     first, last = (e.scores["global"].accuracy.mean() for e in result.history)
     assert last > max(0.7, first + 0.3)

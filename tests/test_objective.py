@@ -75,7 +75,7 @@ def test_a_perfect_client_scores_exactly_one(n: int) -> None:
 
     def accuracy(size: jax.Array) -> jax.Array:
         own = Examples(jnp.ones((60, 1)), jnp.zeros(60, int), 0, size)
-        return Objective(Task(AlwaysFirst()), own).measure(()).accuracy
+        return Objective(Task(AlwaysFirst()), own).measure(()).score
 
     assert float(jax.jit(accuracy)(n)) == 1.0
 

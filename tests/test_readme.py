@@ -34,7 +34,7 @@ def test_the_method_of_contributing_runs() -> None:
 
     def after(method: Any) -> np.ndarray:
         result = perfed.simulate(
-            perfed.digits(clients=4), perfed.MLR(64, 10), method, rounds=2, cohort=2
+            perfed.load("digits", clients=4), perfed.MLR(64, 10), method, rounds=2, cohort=2
         )
         return np.asarray(result.global_model["w"])
 

@@ -4,16 +4,17 @@ from perfed.simulation.devices import prepare as _prepare
 
 _prepare()  # before anything below can start JAX
 
-from perfed.data import Federation, digits, synthetic  # noqa: E402
+from perfed.data import Federation, load, synthetic  # noqa: E402
 from perfed.errors import ConfigError, DataError, DivergedError, FieldError  # noqa: E402
 from perfed.experiment import Config, Result, run, simulate  # noqa: E402
 from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe  # noqa: E402
-from perfed.models import CNN, MLP, MLR, from_equinox, from_flax  # noqa: E402
+from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax  # noqa: E402
 from perfed.objective import Objective, Task  # noqa: E402
 from perfed.simulation import Sequential, Setup, Vectorised  # noqa: E402
 
 __all__ = [
     "CNN",
+    "GRU",
     "MLP",
     "MLR",
     "Config",
@@ -33,9 +34,9 @@ __all__ = [
     "Setup",
     "Task",
     "Vectorised",
-    "digits",
     "from_equinox",
     "from_flax",
+    "load",
     "run",
     "simulate",
     "synthetic",

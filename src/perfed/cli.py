@@ -12,12 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from perfed.data.catalogue import sources_listed, splits_listed
+from perfed.data.describe import Description, remarks
 from perfed.errors import ConfigError, DivergedError
-from perfed.experiment import Config
+from perfed.experiment import Config, preparation
 from perfed.experiment import Progress as RunProgress
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
-from perfed.experiment.summary import FILE, summarise, write_json
-from perfed.report.tables import comparison_table, result_table
+from perfed.experiment.preparation import preparation_bytes
+from perfed.experiment.summary import FILE, summarise, summary_bytes, write_whole
+from perfed.report.figures import label_picture
+from perfed.report.tables import catalogue_table, comparison_table, data_table, result_table
+from perfed.simulation import Engine
 
 app = typer.Typer(
     name="perfed",
@@ -26,6 +31,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+data_app = typer.Typer(help="Look at data before training on them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -72,6 +79,45 @@ def run_command(
             _run_one(Config.load(config, settings or [], **fixed), out_dir, overwrite)
 
 
+@data_app.command("describe")
+def describe_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where the picture goes (.png, .svg or .pdf)."),
+    ] = None,
+) -> None:
+    """Show a federation: its clients' sizes and labels, and how much they differ.
+
+    Also draws who holds which labels, by default into CONFIG-labels.png.
+    """
+    picture = picture or Path(f"{config.stem}-labels.png")
+    with _errors_shown():
+        read = Config.load(config, settings or [])
+        _check_picture(picture)
+        facts = Description.of(read.build_federation())
+        kind = "a regression" if facts.labels is None else f"{len(facts.labels)} classes"
+        out.print(f"[bold]{len(facts.names)} clients[/], {kind}")
+        out.print(data_table(facts))
+        for remark in remarks(facts):
+            out.print(f"[yellow]note[/] {escape(remark)}", soft_wrap=True)
+        if facts.labels is not None:
+            label_picture(facts, picture)
+            out.print(f"picture: {picture}")
+
+
+@data_app.command("list")
+def list_command() -> None:
+    """List the sources and the splits, and which sources can be used here at once."""
+    out.print(catalogue_table(sources_listed(), "Sources"))
+    out.print(catalogue_table(splits_listed(), "Splits"))
+    out.print("Folders that are searched: \\[data] root, then $PERFED_DATA, then the cache.")
+
+
 def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
     engine = config.build()
     _make_room(out_dir, overwrite)
@@ -79,7 +125,7 @@ def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
         result = config.run(engine, lambda progress: show(config.method.name, progress))
     out.print(result_table(result))
     out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.3g} rounds/s in all")
-    _write(out_dir, summarise(result, config.resolved()))
+    _write(out_dir, summarise(result, config.resolved()), engine)
 
 
 def _run_comparison(
@@ -94,7 +140,14 @@ def _run_comparison(
             rows += rows_of(entry, result)
             summaries.append(summarise(result, entry.config.resolved()) | {"rows": entry.rows})
     out.print(comparison_table(rows))
-    _write(out_dir, {"runs": summaries})
+    _write(out_dir, {"runs": summaries}, entries[0].engine)
+
+
+def _check_picture(picture: Path) -> None:
+    if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--picture {picture}: must end in .png, .svg or .pdf")
+    if not picture.parent.is_dir():
+        raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}")
 
 
 def _make_room(out_dir: Path | None, overwrite: bool) -> None:
@@ -115,9 +168,10 @@ def _make_room(out_dir: Path | None, overwrite: bool) -> None:
         raise ConfigError(f"--out {out_dir}: cannot write there: {error.strerror}") from None
 
 
-def _write(out_dir: Path | None, summary: dict[str, Any]) -> None:
+def _write(out_dir: Path | None, summary: dict[str, Any], engine: Engine) -> None:
     if out_dir is not None:
-        write_json(out_dir / FILE, summary)
+        write_whole(out_dir / preparation.FILE, preparation_bytes(engine.setup.federation))
+        write_whole(out_dir / FILE, summary_bytes(summary))
         out.print(f"written to {out_dir / FILE}")
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, final, get_args
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from perfed.data import FlatExamples
 from perfed.errors import DivergedError, require, require_choice
 from perfed.methods.base import Memory
 from perfed.objective import Measure, Params
@@ -20,8 +21,12 @@ ModelKind = Literal["global", "personalized"]
 Values = Float[np.ndarray, " clients"]
 
 
+# Of these, less is better.
+ERRORS = ("loss", "rmse")
+
+
 class Summary(NamedTuple):
-    """One number per client, and what it comes to.
+    """One number per client, and what it comes to over the clients that have one.
 
     Attributes:
         mean: the plain mean over clients, as Per-FedAvg reports it.
@@ -30,7 +35,7 @@ class Summary(NamedTuple):
         p10: the 10th percentile over clients.
         p50: the median.
         p90: the 90th percentile.
-        clients: each client's.
+        clients: each client's; NaN where it is not defined.
     """
 
     mean: float
@@ -42,31 +47,48 @@ class Summary(NamedTuple):
     clients: list[float]
 
     @classmethod
-    def of(cls, values: Values, sizes: Int[np.ndarray, " clients"], worst: float) -> "Summary":
+    def of(
+        cls, values: Values, sizes: Int[np.ndarray, " clients"], less_is_better: bool = False
+    ) -> "Summary":
         """Summarise one value per client."""
-        p10, p50, p90 = np.percentile(values, [10, 50, 90])
+        clients, defined = [float(v) for v in values], np.isfinite(values)
+        if not defined.any():
+            return cls._make([*[float("nan")] * 6, clients])
+        values, sizes = values[defined], sizes[defined]
+        worst = values.max() if less_is_better else values.min()
         weighted = np.average(values, weights=sizes)
-        mean, weighted, worst, p10, p50, p90 = map(
-            float, (values.mean(), weighted, worst, p10, p50, p90)
-        )
-        return cls(mean, weighted, worst, p10, p50, p90, [float(v) for v in values])
+        percentiles = np.percentile(values, [10, 50, 90])
+        numbers = map(float, (values.mean(), weighted, worst, *percentiles))
+        return cls._make([*numbers, clients])
 
 
 @final
 @dataclass(frozen=True)
 class Scores:
-    """One model kind's scores on every client's held-out data."""
+    """One model kind's scores on every client's held-out data.
 
-    accuracy: Values
-    loss: Values
+    Attributes:
+        values: every client's score, by name; the first name is the headline. `accuracy` and `loss`
+            for classes; `r2`, `rmse` (in the targets' own unit) and `loss` for a regression.
+        sizes: how many examples they are means of.
+    """
+
+    values: dict[str, Values]
     sizes: Int[np.ndarray, " clients"]
 
+    @property
+    def accuracy(self) -> Values:
+        """The part of its held-out examples each client's model gets right."""
+        return self.values["accuracy"]
+
+    @property
+    def loss(self) -> Values:
+        """The mean loss on each client's held-out examples."""
+        return self.values["loss"]
+
     def summary(self) -> dict[str, Summary]:
-        """Accuracy and loss, summarised over clients."""
-        return {
-            "accuracy": Summary.of(self.accuracy, self.sizes, self.accuracy.min()),
-            "loss": Summary.of(self.loss, self.sizes, self.loss.max()),
-        }
+        """All scores, summarised over clients."""
+        return {k: Summary.of(v, self.sizes, k in ERRORS) for k, v in self.values.items()}
 
 
 @final
@@ -98,19 +120,28 @@ class Evaluator:
     def __call__(self, state: State) -> Evaluation:
         """Score the global and every personalised model; a loss that is not finite is refused."""
         setup, scores = self.engine.setup, {}
+        names, sizes = setup.federation.names, np.asarray(setup.federation.test.size)
         for kind, measure in zip(get_args(ModelKind), self._score(state, None), strict=True):
-            accuracy, loss = (
-                np.asarray(part, np.float64) for part in (measure.accuracy, measure.loss)
-            )
+            loss, score = (np.asarray(part, np.float64) for part in measure)
             lost = np.flatnonzero(~np.isfinite(loss))
             if len(lost):
                 raise DivergedError(
                     f"{setup.method.name} diverged: after {int(state.round)} rounds the {kind} "
-                    f"model's loss on client {setup.federation.names[lost[0]]} is not finite. "
+                    f"model's loss on client {names[lost[0]]} is not finite. "
                     "Smaller step sizes usually help"
                 )
-            scores[kind] = Scores(accuracy, loss, np.asarray(setup.federation.test.size))
+            scores[kind] = Scores(self._named(score) | {"loss": loss}, sizes)
         return Evaluation(int(state.round), scores)
+
+    def _named(self, score: Values) -> dict[str, Values]:
+        """What `Measure.score` means: accuracy, or R2 = 1 - MSE / Var(y) and RMSE."""
+        federation = self.engine.setup.federation
+        if federation.labels is not None:
+            return {"accuracy": score}
+        variance = _variances(federation.test)
+        # No model can be compared with the mean of targets that are all alike.
+        r2 = 1 - np.divide(score, variance, out=np.full_like(score, np.nan), where=variance > 0)
+        return {"r2": r2, "rmse": np.sqrt(score) * federation.target[1]}
 
     def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
         """The clients' own models, stacked in the order asked for (None: all clients)."""
@@ -143,3 +174,8 @@ class Evaluator:
         own_data = setup.objective(world.train if self.adapt_on == "train" else world.test, client)
         key = fold(setup.seed, Purpose.PERSONALISE, round, client)
         return setup.method.personalise(own_data, w, memory, setup.turn(round), key)
+
+
+def _variances(test: FlatExamples) -> Values:
+    """The variance of each client's held-out targets."""
+    return np.array([np.var(test.client(i)[1], dtype=np.float64) for i in range(len(test.size))])

@@ -1,4 +1,4 @@
-"""Models: multinomial logistic regression, MLP and a small CNN; adapters for Flax and Equinox.
+"""Models: linear, MLP, a small CNN and a GRU for texts; adapters for Flax and Equinox.
 
 A model is anything with `init(key) -> params` and `apply(params, x) -> outputs`. Weights start
 uniform in +-1/sqrt(fan-in), which the papers' published code inherits from its library.
@@ -11,7 +11,7 @@ from typing import Any, Literal, final, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from perfed.errors import require, require_choice
 from perfed.objective import Model, Params
@@ -22,7 +22,7 @@ Activation = Literal["elu", "relu", "tanh", "gelu"]
 @final
 @dataclass(frozen=True)
 class MLR:
-    """Multinomial logistic regression: one linear layer, read as logits."""
+    """One linear layer: multinomial logistic regression, or linear regression with one output."""
 
     inputs: int
     classes: int
@@ -111,6 +111,56 @@ class CNN:
 
 @final
 @dataclass(frozen=True)
+class GRU:
+    """For texts: symbols are embedded and read by a gated recurrent unit; its end gives the logits.
+
+    Args:
+        symbols: how many symbols there are.
+        classes: how many outputs.
+        embedding: the dimension symbols are embedded in.
+        hidden: the size of the unit's state.
+    """
+
+    symbols: int
+    classes: int
+    embedding: int = 8
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        sizes = (self.embedding, self.hidden)
+        require(min(sizes) >= 1, "embedding, hidden", sizes, "must be at least 1")
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Fresh parameters."""
+        embed, read, recall, out = jax.random.split(key, 4)
+        return {
+            "embedding": jax.random.normal(embed, (self.embedding, self.symbols)),
+            "read": _layer(read, self.embedding, 3 * self.hidden),
+            "recall": _layer(recall, self.hidden, 3 * self.hidden),
+            "out": _layer(out, self.hidden, self.classes),
+        }
+
+    def apply(self, params: Params, x: Int[Array, "b length"]) -> Float[Array, "b classes"]:
+        """The logits of what comes after the text."""
+        # Symbols as one-hot rows: a product, whose derivative is no scatter (slow in a vmap).
+        symbols = jax.nn.one_hot(x.T, self.symbols, dtype=params["embedding"].dtype)
+        read = _linear(params["read"], symbols @ params["embedding"].T)
+
+        def step(state: Array, read: Array) -> tuple[Array, None]:
+            recalled = _linear(params["recall"], state)
+            reset, update, new = jnp.split(read, 3, axis=-1)
+            reset_s, update_s, new_s = jnp.split(recalled, 3, axis=-1)
+            gate = jax.nn.sigmoid(update + update_s)
+            candidate = jnp.tanh(new + jax.nn.sigmoid(reset + reset_s) * new_s)
+            return gate * state + (1 - gate) * candidate, None
+
+        first = jnp.zeros((x.shape[0], self.hidden), read.dtype)
+        state, _ = jax.lax.scan(step, first, read)
+        return _linear(params["out"], state)
+
+
+@final
+@dataclass(frozen=True)
 class FunctionModel:
     """A model made of two functions; what the adapters below return."""
 
@@ -118,7 +168,13 @@ class FunctionModel:
     apply: Callable[[Params, Any], Any]
 
 
-MODELS: dict[str, type[MLR] | type[MLP] | type[CNN]] = {"mlr": MLR, "mlp": MLP, "cnn": CNN}
+MODELS: dict[str, type[MLR] | type[MLP] | type[CNN] | type[GRU]] = {
+    "mlr": MLR,
+    "linear": MLR,
+    "mlp": MLP,
+    "cnn": CNN,
+    "gru": GRU,
+}
 
 
 def from_flax(module: Any, example: Shaped[Array, "b ..."]) -> Model:

@@ -39,10 +39,16 @@ class Model(Protocol):
 
 
 class Measure(NamedTuple):
-    """How good a model is on a client's examples: means over them."""
+    """How good a model is on a client's examples: means over them.
+
+    Attributes:
+        loss: of the task's loss, without the l2 penalty.
+        score: of whether the most likely class is right (accuracy), or, where the labels are not
+            classes, of the squared error.
+    """
 
     loss: Scalar
-    accuracy: Scalar
+    score: Scalar
 
 
 @final
@@ -60,12 +66,16 @@ class Task:
     def example_losses(
         self, params: Params, x: Shaped[Array, "b ..."], y: Shaped[Array, " b"]
     ) -> tuple[Float[Array, " b"], Float[Array, "b ..."]]:
-        """l(w; x_j, y_j) of each example, and the model's outputs. Cross-entropy by default."""
+        """l(w; x_j, y_j) of each example, and the model's outputs.
+
+        By default cross-entropy where labels are classes, and the squared error where they are not.
+        """
         # An accelerator's short float32 products would drown the differences that Per-FedAvg's
         # Hessian-free variant takes, and results would depend on the device.
         with jax.default_matmul_precision("highest"):
             outputs = self.model.apply(params, x)
-        return (self.loss or cross_entropy)(outputs, y), outputs
+        usual = cross_entropy if jnp.issubdtype(y.dtype, jnp.integer) else squared_error
+        return (self.loss or usual)(outputs, y), outputs
 
 
 def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
@@ -75,6 +85,13 @@ def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Flo
     by_class = logits.T
     chosen = jnp.where(y == jnp.arange(len(by_class))[:, None], by_class, 0.0).sum(0)
     return jax.nn.logsumexp(by_class, axis=0) - chosen
+
+
+def squared_error(
+    outputs: Float[Array, "b 1"] | Float[Array, " b"], y: Float[Array, " b"]
+) -> Float[Array, " b"]:
+    """(output - y)^2."""
+    return (outputs.reshape(y.shape) - y) ** 2
 
 
 def squared_norm(tree: Params) -> Scalar:
@@ -97,20 +114,27 @@ class Examples:
     """One client's examples: a slice of flat arrays that may hold other clients' too.
 
     The flat arrays let a simulation keep uneven clients side by side without padding and without
-    copies; `rows` never leaves the client's own slice, whatever positions it is asked for.
+    copies; `rows` never leaves the client's own slice, whatever positions it is asked for. Inputs
+    are scaled, (x - shift) * scale, as they are taken.
     """
 
     _x: Shaped[Array, "total ..."]
     _y: Shaped[Array, " total"]
     _start: IntLike
     size: IntLike
+    _scaling: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
 
     def rows(
         self, position: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, " b"]]:
         """The examples at these positions, 0..size-1."""
         row = self._start + jnp.clip(position, 0, self.size - 1)
-        return self._x[row], self._y[row]
+        x = self._x[row]
+        if self._scaling is not None:
+            # Only what is taken is scaled: all the rest stays as small as it is stored.
+            shift, scale = self._scaling
+            x = (x.astype(scale.dtype) - shift) * scale
+        return x, self._y[row]
 
     @property
     def block(self) -> int:
@@ -167,14 +191,17 @@ class Objective:
         return self._with_l2(self._mean(part, batch), v)
 
     def measure(self, w: Params) -> Measure:
-        """Loss (without the l2 penalty) and accuracy of w over all the client's examples."""
+        """How good w is over all the client's examples."""
 
         def part(x: Array, y: Array, use: Array) -> Measure:
             losses, outputs = self.task.example_losses(w, x, y)
-            # Only logits have a most likely class; other outputs have no accuracy.
-            classifies = outputs.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer)
-            hits = jnp.argmax(outputs, axis=-1) == y if classifies else jnp.full(y.shape, jnp.nan)
-            return Measure(jnp.sum(use * losses), jnp.sum(use * hits))
+            if outputs.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer):
+                scores = (jnp.argmax(outputs, axis=-1) == y).astype(losses.dtype)
+            elif outputs.size == y.size:
+                scores = squared_error(outputs, y)
+            else:
+                scores = jnp.full(y.shape, jnp.nan)  # only the task's own loss can read these
+            return Measure(jnp.sum(use * losses), jnp.sum(use * scores))
 
         measure: Measure = self._mean(part, ALL)
         return measure

@@ -1,10 +1,21 @@
 """Data of all clients: sources, splits over clients, and the federation they make."""
 
-from collections.abc import Callable
-
+from perfed.data.catalogue import SOURCES, data_settings, load, prepare
 from perfed.data.federation import Federation, FlatExamples
-from perfed.data.sources import digits, synthetic
+from perfed.data.pool import Pool
+from perfed.data.scaling import Scaling
+from perfed.data.splits import SPLITS
+from perfed.data.synthetic import synthetic
 
-SOURCES: dict[str, Callable[..., Federation]] = {"synthetic": synthetic, "digits": digits}
-
-__all__ = ["SOURCES", "Federation", "FlatExamples", "digits", "synthetic"]
+__all__ = [
+    "SOURCES",
+    "SPLITS",
+    "Federation",
+    "FlatExamples",
+    "Pool",
+    "Scaling",
+    "data_settings",
+    "load",
+    "prepare",
+    "synthetic",
+]

@@ -7,6 +7,7 @@ from typing import Any, Self, final
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from perfed.data.scaling import Scaling
 from perfed.errors import DataError, require_count
 
 # What holds the rows: a NumPy array here, a device array inside an engine.
@@ -20,13 +21,13 @@ class FlatExamples:
 
     Attributes:
         x: inputs of all clients.
-        y: labels of all clients.
+        y: labels of all clients: classes by number, or targets of a regression.
         start: the first row of each client.
         size: how many rows each client has.
     """
 
     x: Shaped[AnyArray, "total ..."]
-    y: Int[AnyArray, " total"]
+    y: Shaped[AnyArray, " total"]
     start: Int[AnyArray, " clients"]
     size: Int[AnyArray, " clients"]
 
@@ -72,14 +73,20 @@ class Federation:
     Attributes:
         train: what clients learn from.
         test: what their models are scored on.
-        classes: the number of labels.
         names: what each client is called.
+        labels: the names of the classes, by number; None: a regression.
+        vocabulary: inputs are positions in this list of symbols; None: they are numbers.
+        scaling: how inputs are scaled before a model sees them; None: not at all.
+        target: shift and spread of a regression's targets, which are kept as (y - shift) / spread.
     """
 
     train: FlatExamples
     test: FlatExamples
-    classes: int
     names: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    vocabulary: tuple[str, ...] | None = None
+    scaling: Scaling | None = None
+    target: tuple[float, float] = (0.0, 1.0)
 
     @classmethod
     def of(
@@ -89,7 +96,10 @@ class Federation:
         classes: int | None = None,
         names: Sequence[str] | None = None,
     ) -> Self:
-        """From one (x, y) to train on and one held out, for each client."""
+        """From one (x, y) to train on and one held out, for each client.
+
+        Whole numbers in y are classes; other numbers make it a regression.
+        """
         return cls.made(FlatExamples.of(train), FlatExamples.of(test), classes, names)
 
     @classmethod
@@ -99,6 +109,8 @@ class Federation:
         test: FlatExamples,
         classes: int | None = None,
         names: Sequence[str] | None = None,
+        labels: tuple[str, ...] | None = None,
+        **how: Any,
     ) -> Self:
         """From flat examples; refuses clients that have nothing to learn from or be scored on."""
         n = len(train.size)
@@ -119,23 +131,27 @@ class Federation:
             empty = np.flatnonzero(np.asarray(part.size) == 0)
             if len(empty):
                 raise DataError(f"client {named[empty[0]]} has no examples to {what}")
-            if not np.issubdtype(part.x.dtype, np.number) or not np.all(np.isfinite(part.x)):
+            if not _finite(part.x):
                 raise DataError(
                     "some inputs are not finite numbers; clean or drop those rows first"
                 )
-            if part.y.ndim != 1 or not np.issubdtype(part.y.dtype, np.integer):
+            if part.y.ndim != 1 or not _finite(part.y) or part.y.dtype == bool:
                 raise DataError(
-                    "labels must be whole numbers, one an example, but are "
+                    "labels must be finite numbers, one an example, but are "
                     f"{part.y.dtype} of shape {part.y.shape}"
                 )
-        if classes is not None:
-            require_count("classes", classes)
-        lowest, highest = min(train.y.min(), test.y.min()), max(train.y.max(), test.y.max())
-        if lowest < 0 or (classes is not None and highest >= classes):
-            allowed = "0, 1, 2, ..." if classes is None else f"0..{classes - 1}"
-            wrong = lowest if lowest < 0 else highest
-            raise DataError(f"labels must be {allowed}, but one is {wrong}")
-        return cls(train, test, int(highest) + 1 if classes is None else classes, named)
+        whole = [np.issubdtype(part.y.dtype, np.integer) for part in (train, test)]
+        if whole[0] != whole[1]:
+            raise DataError(
+                f"labels to train on are {train.y.dtype}, but held-out ones are {test.y.dtype}"
+            )
+        if not whole[0]:
+            if classes is not None or labels is not None:
+                raise DataError(
+                    f"classes must be whole numbers, but the labels are {train.y.dtype}"
+                )
+            return cls(train, test, named, None, **how)
+        return cls(train, test, named, labels or _labels(train.y, test.y, classes), **how)
 
     @property
     def clients(self) -> int:
@@ -143,6 +159,37 @@ class Federation:
         return len(self.train.size)
 
     @property
+    def outputs(self) -> int:
+        """How many numbers a model gives: one for each class, or the one of a regression."""
+        return 1 if self.labels is None else len(self.labels)
+
+    @property
     def example_shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def example_type(self) -> np.dtype[Any]:
+        """The type of inputs as a model sees them."""
+        return np.dtype(np.float32) if self.scaling is not None else self.train.x.dtype
+
+
+def _labels(train: AnyArray, test: AnyArray, classes: int | None) -> tuple[str, ...]:
+    """The classes 0, 1, 2, ..., named by their numbers."""
+    if classes is not None:
+        require_count("classes", classes)
+    lowest, highest = min(train.min(), test.min()), max(train.max(), test.max())
+    if lowest < 0 or (classes is not None and highest >= classes):
+        allowed = "0, 1, 2, ..." if classes is None else f"0..{classes - 1}"
+        wrong = lowest if lowest < 0 else highest
+        raise DataError(f"labels must be {allowed}, but one is {wrong}")
+    return tuple(str(c) for c in range(int(highest) + 1 if classes is None else classes))
+
+
+def _finite(x: AnyArray) -> bool:
+    """Whether all entries are finite numbers, seen in blocks to need little memory."""
+    if not np.issubdtype(x.dtype, np.number):
+        return False
+    if np.issubdtype(x.dtype, np.integer):
+        return True
+    return all(bool(np.isfinite(x[i : i + 4096]).all()) for i in range(0, len(x), 4096))

@@ -11,18 +11,22 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union, final, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, final, get_args, get_origin
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     Strict,
+    Tag,
     ValidationError,
     create_model,
 )
 
-from perfed.data import SOURCES, Federation
+from perfed.data import SOURCES, SPLITS, Federation, data_settings, prepare
+from perfed.data.catalogue import Setting, settings_of
 from perfed.errors import ConfigError, DataError, FieldError, require
 from perfed.evaluation import AdaptOn
 from perfed.experiment.simulate import Progress, Result, run
@@ -32,7 +36,7 @@ from perfed.objective import Model, Sampling, Task
 from perfed.simulation import Engine, Sequential, Setup, Vectorised, Weighting
 
 # What a model takes from the data; the rest of its settings are the user's.
-_FROM_DATA = ("inputs", "image", "classes")
+_FROM_DATA = ("inputs", "image", "classes", "symbols")
 
 
 class _Section(BaseModel):
@@ -42,23 +46,66 @@ class _Section(BaseModel):
         return {k: v for k in type(self).model_fields if (v := getattr(self, k)) is not None}
 
 
+def _section(
+    title: str, settings: Mapping[str, Setting], fixed: Mapping[str, Any]
+) -> type[_Section]:
+    """A section whose keys are these settings, and some fixed fields."""
+    fields = dict(fixed)
+    for key, (hint, default) in settings.items():
+        fields[key] = (_from_toml(hint), ... if default is inspect.Parameter.empty else default)
+    section: type[_Section] = create_model(title, __base__=_Section, **fields)
+    return section
+
+
+def _from_toml(hint: Any) -> Any:
+    """TOML has arrays only, which a strict tuple would refuse."""
+    if get_origin(hint) is tuple:
+        return Annotated[hint, Strict(False)]
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(_from_toml(option) for option in get_args(hint))]  # noqa: UP007
+    return hint
+
+
 def _choice(
     tag: str, options: Mapping[str, Callable[..., Any]], skip: Sequence[str] = (), **common: Any
 ) -> Any:
     """A section whose `tag` names one of the options, and whose other keys are its parameters."""
     sections = []
     for name, target in options.items():
-        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-        settings: dict[str, Any] = {tag: (Literal[name], ...), **common}
-        for parameter in inspect.signature(target).parameters.values():
-            if parameter.name not in skip:
-                hint = hints[parameter.name]
-                # TOML has arrays only, which a strict tuple would refuse.
-                hint = Annotated[hint, Strict(False)] if get_origin(hint) is tuple else hint
-                required = parameter.default is inspect.Parameter.empty
-                settings[parameter.name] = (hint, ... if required else parameter.default)
-        sections.append(create_model(name, __base__=_Section, **settings))
+        settings = {k: v for k, v in settings_of(target).items() if k not in skip}
+        sections.append(_section(name, settings, {tag: (Literal[name], ...), **common}))
     return Annotated[Union[tuple(sections)], Field(discriminator=tag)]  # noqa: UP007
+
+
+def _data_choice() -> Any:
+    """`[data]`: a section for every source and every split of it, with the settings of both."""
+    sections = []
+    for source, (_, usual) in SOURCES.items():
+        for split in (None,) if usual is None else SPLITS:
+            fixed: dict[str, Any] = {"source": (Literal[source], ...)}
+            if usual is not None:
+                fixed["split"] = (Literal[split], ... if split != usual else usual)
+            tag = _data_tag(source, split)
+            section = _section(tag, data_settings(source, split), fixed)
+            sections.append(Annotated[section, Tag(tag)])
+    return Annotated[Union[tuple(sections)], Discriminator(_chosen_data)]  # noqa: UP007
+
+
+def _data_tag(source: Any, split: Any) -> str:
+    return f"{source}" if split is None else f"{source}/{split}"
+
+
+def _chosen_data(values: Any) -> str | None:
+    """Which of the sections of `[data]` these values are for."""
+
+    def value(key: str) -> Any:
+        return values.get(key) if isinstance(values, dict) else getattr(values, key, None)
+
+    source = value("source")
+    if source is None:
+        return None
+    usual = SOURCES[source].split if isinstance(source, str) and source in SOURCES else None
+    return _data_tag(source, usual and (value("split") or usual))
 
 
 @final
@@ -93,7 +140,7 @@ class Config(_Section):
     adapt_on: AdaptOn = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
-    data: _choice("source", SOURCES)  # type: ignore[valid-type]
+    data: _data_choice()  # type: ignore[valid-type]
     model: _choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
     method: _choice("name", METHODS)  # type: ignore[valid-type]
     engine: EngineSection = EngineSection()
@@ -111,10 +158,11 @@ class Config(_Section):
         except ValidationError as error:
             raise ConfigError("\n".join(_faults(error, values))) from None
         config.build_method()
-        if config.cohort > config.data.clients:
+        config.prepare_data()
+        clients = config.data.clients if "clients" in type(config.data).model_fields else None
+        if clients is not None and config.cohort > clients:
             raise ConfigError(
-                f"cohort = {config.cohort}: must be between 1 and the number of clients, "
-                f"{config.data.clients}"
+                f"cohort = {config.cohort}: must be between 1 and the number of clients, {clients}"
             )
         return config
 
@@ -124,19 +172,36 @@ class Config(_Section):
         with _naming("method"):
             return METHODS[settings.pop("name")](**settings)
 
+    def prepare_data(self) -> Callable[[], Federation]:
+        """What reads the data, its settings checked already."""
+        with _naming("data"):
+            return prepare(**self.data.settings())
+
     def build_federation(self) -> Federation:
         """The data."""
-        settings = self.data.settings()
+        read = self.prepare_data()
         with _naming("data"):
-            return SOURCES[settings.pop("source")](**settings)
+            return read()
 
     def build_model(self, federation: Federation) -> Model:
         """The model, fitted to the data's shape and classes."""
         settings, shape = self.model.settings(), federation.example_shape
         kind = MODELS[settings.pop("name")]
-        from_data = {"inputs": prod(shape), "image": shape, "classes": federation.classes}
+        vocabulary = federation.vocabulary
+        from_data = {
+            "inputs": prod(shape),
+            "image": shape,
+            "classes": federation.outputs,
+            "symbols": 0 if vocabulary is None else len(vocabulary),
+        }
         wanted = inspect.signature(kind).parameters
         with _naming("model"):
+            reading = "symbols" in wanted
+            if reading != (vocabulary is not None):
+                reads = "reads symbols of a text" if reading else "reads numbers"
+                others = [n for n, m in MODELS.items() if ("symbols" in settings_of(m)) != reading]
+                allowed = f"{reads}, which these data are not; use {' or '.join(others)}"
+                raise FieldError("name", self.model.name, allowed)
             if "image" in wanted and len(shape) != 3:
                 allowed = f"needs images, but an input of these data has shape {shape}"
                 raise FieldError("name", self.model.name, allowed)
@@ -220,7 +285,7 @@ def _faults(error: ValidationError, values: dict[str, Any]) -> list[str]:
     """One line for each setting at fault: its name, its value, and what is allowed."""
     reasons: dict[str, list[str]] = {}
     for fault in error.errors():
-        path, keys = _place(fault)
+        path, keys = _place(fault, values)
         value: Any = values
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
@@ -231,10 +296,13 @@ def _faults(error: ValidationError, values: dict[str, Any]) -> list[str]:
     return [f"{subject}: {', or '.join(dict.fromkeys(r))}" for subject, r in reasons.items()]
 
 
-def _place(fault: Any) -> tuple[list[str], list[str]]:
+def _place(fault: Any, values: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Where a fault is, as the user writes it, and the settings there are in that place."""
     path = [str(part) for part in fault["loc"]]
     if fault["type"] == "union_tag_invalid":
+        if path == ["data"]:
+            known = values["data"]["source"] in SOURCES
+            return ["data", "split" if known else "source"], list(SPLITS if known else SOURCES)
         return [*path, fault["ctx"]["discriminator"].strip("'")], []
     section, choice = path[0], None
     if len(path) > 1 and section in ("data", "model", "method"):
@@ -252,9 +320,11 @@ def _reason(fault: Any, key: str, keys: Sequence[str]) -> str:
         case "missing":
             return "is missing"
         case "union_tag_not_found":
-            return f"must say its {fault['ctx']['discriminator'].strip(chr(39))}"
+            tag = "source" if key == "data" else fault["ctx"]["discriminator"].strip("'")
+            return f"must say its {tag}"
         case "union_tag_invalid":
-            return f"must be one of {fault['ctx']['expected_tags']}"
+            choices = ", ".join(f"'{choice}'" for choice in keys)
+            return f"must be one of {choices or fault['ctx']['expected_tags']}"
         case "model_attributes_type":
             return "must be a section"
         case _:
@@ -266,6 +336,7 @@ def _keys_of(section: str | None = None, choice: str | None = None) -> list[str]
     if section is None or section not in Config.model_fields:
         return list(Config.model_fields)
     annotation = Config.model_fields[section].annotation
-    options: tuple[Any, ...] = getattr(annotation, "__args__", (annotation,))
+    # A section with a choice is a union; one of data's is annotated with its tag, too.
+    options = [get_args(o)[0] if get_args(o) else o for o in get_args(annotation) or (annotation,)]
     chosen = [option for option in options if choice in (None, option.__name__)]
     return list(chosen[0].model_fields) if chosen else []

@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final, get_args
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
 
 from perfed.data import Federation
-from perfed.errors import require_count
+from perfed.errors import require, require_choice, require_count
 from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
 from perfed.methods import Method
 from perfed.objective import Model, Params, Sampling, Task
@@ -73,6 +76,34 @@ class Result:
         """One client's own parameters."""
         models = self.evaluator.personal_models(self.state, [client])
         return jax.tree.map(lambda leaf: leaf[0], models)
+
+    def predict(
+        self, client: int, x: Shaped[Any, "examples ..."], kind: ModelKind = "personalized"
+    ) -> np.ndarray:
+        """What a client's model says of inputs, given as they were before any scaling.
+
+        Args:
+            client: whose model, and whose scaling.
+            x: inputs, along the first axis.
+            kind: the client's own model, or the `global` one.
+
+        Returns:
+            The names of the most likely classes, or the targets of a regression, in their own unit.
+        """
+        require_choice("kind", kind, get_args(ModelKind))
+        setup = self.evaluator.engine.setup
+        federation, x = setup.federation, np.asarray(x)
+        shape = federation.example_shape
+        allowed = f"must be some inputs of shape {shape}"
+        require(x.shape[1:] == shape, "x", f"an array of shape {x.shape}", allowed)
+        w = self.personal_model(client) if kind == "personalized" else self.state.w
+        scaled = x if federation.scaling is None else federation.scaling(x, client)
+        outputs = np.asarray(setup.task.model.apply(w, jnp.asarray(scaled)))
+        if federation.labels is None:
+            shift, spread = federation.target
+            return np.asarray(outputs.reshape(len(x)) * spread + shift)
+        names = np.array(federation.labels, dtype=object)
+        return np.asarray(names[outputs.argmax(axis=1)], dtype=str)
 
 
 def simulate(

@@ -1,6 +1,7 @@
 """`summary.json`: what a run came to, in one small file."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str,
             }
         return point
 
+    federation = result.evaluator.engine.setup.federation
     return {
         "method": result.method.name,
         "rounds": result.rounds,
@@ -34,13 +36,29 @@ def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str,
         "global": full("global"),
         "personalized": full("personalized"),
         "history": [curve_point(evaluation) for evaluation in result.history],
+        "names": list(federation.names),
+        "labels": federation.labels and list(federation.labels),
         "config": config,
     }
 
 
-def write_json(path: Path, value: Any) -> None:
+def summary_bytes(summary: dict[str, Any]) -> bytes:
+    """The file's contents."""
+    return (json.dumps(_without_nan(summary), indent=1, allow_nan=False) + "\n").encode()
+
+
+def write_whole(path: Path, contents: bytes) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    partial.write_bytes(contents)
     os.replace(partial, path)
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: what is not defined is null."""
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

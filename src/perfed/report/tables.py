@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
+from perfed.data.describe import Description
 from perfed.evaluation import Scores
 from perfed.experiment.comparison import Row
 from perfed.experiment.simulate import Result
@@ -20,17 +22,17 @@ _STATISTICS = {
 
 
 def result_table(result: Result) -> Table:
-    """One run: both model kinds' accuracy and loss over the clients."""
+    """One run: both model kinds' scores over the clients."""
     table = _table(f"{result.method.name}, round {result.rounds}, held-out data of all clients")
     table.add_column("model")
     table.add_column("")
     for heading in _STATISTICS.values():
         table.add_column(heading, justify="right")
     for kind, scores in result.scores.items():
-        for name, summary in scores.summary().items():
+        for i, (name, summary) in enumerate(scores.summary().items()):
             show = _percent if name == "accuracy" else _number
             cells = [show(getattr(summary, field)) for field in _STATISTICS]
-            table.add_row(kind if name == "accuracy" else "", name, *cells)
+            table.add_row("" if i else kind, name, *cells)
     return table
 
 
@@ -67,8 +69,40 @@ def _percent(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3f}"
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
 def _gain(difference: float) -> str:
     return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
+
+
+def data_table(facts: Description) -> Table:
+    """What a federation looks like."""
+    table = _table("")
+    table.title = None
+    for heading in ("", "least", "median", "most", "in all"):
+        table.add_column(heading, justify="left" if not heading else "right")
+
+    def row(what: str, values: np.ndarray, total: str = "", digits: int = 0) -> None:
+        cells = [f"{v:.{digits}f}" for v in np.percentile(values, [0, 50, 100])]
+        table.add_row(what, *cells, total)
+
+    row("examples to train on", facts.train, str(facts.train.sum()))
+    row("examples held out", facts.test, str(facts.test.sum()))
+    if facts.labels is not None:
+        row("classes a client", facts.classes_held, str(len(facts.labels)))
+        row("label distance from all", facts.distance, digits=2)
+        row("label distance, train to held out", facts.test_distance, digits=2)
+    return table
+
+
+def catalogue_table(entries: Sequence[tuple[str, str, str]], what: str) -> Table:
+    """Sources or splits: name, what it is, and where it is."""
+    table = _table(what)
+    table.add_column("name", no_wrap=True, style="bold")
+    table.add_column("what it is")
+    if any(place for _, _, place in entries):
+        table.add_column("here")
+    for name, summary, place in entries:
+        table.add_row(name, summary, *([place] if len(table.columns) > 2 else []))
+    return table

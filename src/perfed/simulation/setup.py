@@ -34,12 +34,13 @@ class State(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`FlatExamples` as arrays of a device program."""
+    """`FlatExamples` as arrays of a device program, with the inputs' (shift, scale) if any."""
 
     x: Array
     y: Array
     start: Int[Array, " clients"]
     size: Int[Array, " clients"]
+    scaling: tuple[Array, Array] | None
 
 
 class World(NamedTuple):
@@ -103,9 +104,9 @@ class Setup:
         require_choice("sampling", self.sampling, get_args(Sampling))
 
     def _check_model(self) -> None:
-        """The model takes these inputs and can name all the classes."""
+        """The model takes these inputs, and gives an output for each class or for the target."""
         model, shape = self.task.model, self.federation.example_shape
-        example = jax.ShapeDtypeStruct((1, *shape), self.federation.train.x.dtype)
+        example = jax.ShapeDtypeStruct((1, *shape), self.federation.example_type)
         try:
             outputs = jax.eval_shape(
                 lambda x: model.apply(model.init(jax.random.key(0)), x), example
@@ -115,16 +116,26 @@ class Setup:
             raise FieldError(
                 "model", model, f"cannot take inputs of shape {shape}: {reason}"
             ) from None
-        classes = self.federation.classes
-        names_all = len(outputs) == 2 and outputs[1] >= classes
-        allowed = f"gives outputs of shape {outputs[1:]}, but the data have {classes} classes"
-        require(self.task.loss is not None or names_all, "model", model, allowed)
+        if self.task.loss is not None:
+            return
+        wanted = self.federation.outputs
+        if self.federation.labels is None:
+            fits, what = outputs in ((1,), (1, 1)), "the data are a regression, with one target"
+        else:
+            fits = len(outputs) == 2 and outputs[1] >= wanted
+            what = f"the data have {wanted} classes"
+        require(fits, "model", model, f"gives outputs of shape {outputs[1:]}, but {what}")
 
     def world(self) -> World:
         """The federation as arrays."""
+        scaling = self.federation.scaling
+        shift_scale = None
+        if scaling is not None:
+            shift_scale = (jnp.asarray(scaling.shift), jnp.asarray(scaling.scale))
 
         def rows(flat: FlatExamples) -> Rows:
-            return Rows(*map(jnp.asarray, (flat.x, flat.y, flat.start, flat.size)))
+            x, y, start, size = map(jnp.asarray, (flat.x, flat.y, flat.start, flat.size))
+            return Rows(x, y, start, size, shift_scale)
 
         return World(rows(self.federation.train), rows(self.federation.test))
 
@@ -154,7 +165,12 @@ class Setup:
 
     def objective(self, rows: Rows, client: IntLike) -> Objective:
         """One client's problem on one side of its data."""
-        examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client])
+        scaling = None
+        if rows.scaling is not None:
+            # One row serves all clients, or each has its own.
+            row = client if len(rows.scaling[0]) > 1 else 0
+            scaling = (rows.scaling[0][row], rows.scaling[1][row])
+        examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
         return Objective(self.task, examples, self.sampling)
 
     def take_turn(

@@ -1,0 +1,112 @@
+"""What a federation looks like: how large its clients are and how much they differ."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfed.data.federation import Federation, FlatExamples
+
+
+@final
+@dataclass(frozen=True)
+class Description:
+    """The facts of a federation, one row a client.
+
+    Attributes:
+        names: the clients.
+        train: how many examples each learns from.
+        test: how many it is scored on.
+        labels: the classes' names; None: a regression.
+        counts: how many training examples of each class each client has; without columns for a
+            regression.
+        test_counts: the same of the held-out examples.
+        scales: the least and the largest spread of an input; None where they are scaled.
+    """
+
+    names: tuple[str, ...]
+    train: Int[np.ndarray, " clients"]
+    test: Int[np.ndarray, " clients"]
+    labels: tuple[str, ...] | None
+    counts: Int[np.ndarray, "clients classes"]
+    test_counts: Int[np.ndarray, "clients classes"]
+    scales: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, federation: Federation) -> "Description":
+        """Describe a federation."""
+        counts, test_counts = (_counts(federation, part) for part in _parts(federation))
+        return cls(
+            federation.names,
+            np.asarray(federation.train.size),
+            np.asarray(federation.test.size),
+            federation.labels,
+            counts,
+            test_counts,
+            _scales(federation),
+        )
+
+    @property
+    def classes_held(self) -> Int[np.ndarray, " clients"]:
+        """How many classes each client has examples of."""
+        return np.asarray(np.count_nonzero(self.counts, axis=1))
+
+    @property
+    def distance(self) -> Float[np.ndarray, " clients"]:
+        """Total variation between each client's labels and those of all training data, 0 to 1."""
+        return _distance(self.counts, self.counts.sum(axis=0, keepdims=True))
+
+    @property
+    def test_distance(self) -> Float[np.ndarray, " clients"]:
+        """Total variation between each client's training and held-out labels."""
+        return _distance(self.counts, self.test_counts)
+
+
+def _parts(federation: Federation) -> tuple[FlatExamples, FlatExamples]:
+    return federation.train, federation.test
+
+
+def _counts(federation: Federation, part: FlatExamples) -> Int[np.ndarray, "clients classes"]:
+    if federation.labels is None:
+        return np.zeros((federation.clients, 0), int)
+    classes = len(federation.labels)
+    cell = np.repeat(np.arange(federation.clients), part.size) * classes + part.y
+    return np.bincount(cell, minlength=federation.clients * classes).reshape(-1, classes)
+
+
+def _distance(counts: np.ndarray, others: np.ndarray) -> Float[np.ndarray, " clients"]:
+    mixture, other = (c / np.maximum(c.sum(axis=1, keepdims=True), 1) for c in (counts, others))
+    return np.asarray(0.5 * np.abs(mixture - other).sum(axis=1))
+
+
+def _scales(federation: Federation) -> tuple[float, float] | None:
+    """Of up to 10,000 training examples; None for inputs that are scaled, or are symbols."""
+    if federation.vocabulary is not None or federation.scaling is not None:
+        return None
+    rows = np.linspace(0, len(federation.train.x) - 1, 10_000).astype(int)
+    x = np.asarray(federation.train.x[np.unique(rows)], np.float64)
+    spread = x.reshape(len(x), -1).std(axis=0)
+    spread = spread[spread > 0]
+    return (float(spread.min()), float(spread.max())) if len(spread) else None
+
+
+def remarks(facts: Description) -> list[str]:
+    """What a user should know before training on these data."""
+    found = []
+    if facts.scales is not None and facts.scales[1] > 100 * facts.scales[0]:
+        low, high = facts.scales
+        found.append(
+            f"inputs have very different scales (spreads from {low:.3g} to {high:.3g}), which "
+            'makes gradient steps slow or unstable; try standardise = "feature"'
+        )
+    tiny = int(np.sum(facts.test < 5))
+    if tiny:
+        found.append(f"{tiny} client(s) hold out fewer than 5 examples: their scores are coarse")
+    if facts.labels is not None:
+        absent = [
+            label for label, n in zip(facts.labels, facts.counts.sum(axis=0), strict=True) if n == 0
+        ]
+        if absent:
+            found.append(f"nobody trains on examples of: {', '.join(absent[:10])}")
+    return found

@@ -1,0 +1,390 @@
+"""Splits: the papers' in their exact numbers, and what holds for every one of them."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfed import DataError, Federation, FieldError, load
+from perfed.data import SPLITS, Pool
+from perfed.data.splits import (
+    IID,
+    Dirichlet,
+    Labelled,
+    Natural,
+    PerFedAvg,
+    PFedMe,
+    Quantity,
+    Shards,
+    Split,
+    alike,
+    held_out,
+)
+from real_data import REAL, needs_real_data
+
+
+def histograms(data: Federation, part: str = "train") -> np.ndarray:
+    """How many examples of each class each client has."""
+    flat = getattr(data, part)
+    return np.array(
+        [np.bincount(flat.client(i)[1], minlength=data.outputs) for i in range(data.clients)]
+    )
+
+
+def test_the_per_fedavg_split_of_the_digits() -> None:
+    data = load("digits", clients=20, a=12)
+    counts, held = histograms(data), histograms(data, "test")
+    np.testing.assert_array_equal(counts[:10], [[12] * 5 + [0] * 5] * 10)
+    for histogram in counts[10:]:
+        assert sorted(histogram[:5]) == [0, 0, 0, 0, 6]
+        assert sorted(histogram[5:]) == [0, 0, 0, 0, 24]
+    np.testing.assert_array_equal(counts[10:].sum(axis=0), [12] * 5 + [48] * 5)
+    for mine, out in zip(counts, held, strict=True):
+        np.testing.assert_allclose(out / out.sum(), mine / mine.sum(), atol=1e-9)
+
+
+def test_diff_hetero_drops_the_minor_class() -> None:
+    data = load("digits", clients=20, diff_hetero=True)
+    for i in range(10, 20):
+        assert len(set(data.train.client(i)[1].tolist())) == 1
+
+
+def test_a_split_larger_than_the_data_is_refused_with_the_numbers() -> None:
+    with pytest.raises(
+        DataError, match=r"needs 2200 examples of class 0, and there are \d+; .* is 12"
+    ):
+        load("digits", clients=20, a=200)
+    with pytest.raises(FieldError, match="clients = 7: must be even for the Per-FedAvg split"):
+        load("digits", clients=7)
+    with pytest.raises(DataError, match="ask for fewer clients"):
+        load("digits", clients=400)
+    with pytest.raises(DataError, match="1797 examples cannot give each of 1000 clients"):
+        load("digits", clients=1000, split="dirichlet")
+
+
+def pixels(data: Federation) -> list[bytes]:
+    return [row.tobytes() for part in (data.train, data.test) for row in part.x]
+
+
+@pytest.mark.parametrize("split", ["per-fedavg", "dirichlet"])
+def test_no_digit_goes_to_two_places(split: str) -> None:
+    data = load("digits", clients=10, split=split, seed=5)
+    rows = pixels(data)
+    assert len(set(rows)) == len(rows)
+    if split == "dirichlet":
+        assert len(rows) == 1797
+        assert data.train.size.min() >= 1
+        assert data.test.size.min() >= 1
+
+
+def test_splits_follow_their_seed() -> None:
+    a, b, c = (load("digits", clients=10, split="dirichlet", seed=s) for s in (1, 1, 2))
+    np.testing.assert_array_equal(a.train.x, b.train.x)
+    assert a.train.size.tolist() != c.train.size.tolist()
+
+
+def test_a_smaller_concentration_is_more_uneven() -> None:
+    def classes_held(concentration: float) -> float:
+        data = load("digits", clients=10, split="dirichlet", concentration=concentration)
+        shares = [np.bincount(data.train.client(i)[1], minlength=10) for i in range(10)]
+        return float(np.mean([(s / s.sum()).max() for s in shares]))
+
+    assert classes_held(0.1) > classes_held(1.0) + 0.1 > classes_held(100.0) + 0.2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=2, max_size=200),
+    groups=st.integers(1, 8),
+    fraction=st.floats(0.05, 0.95),
+    seed=st.integers(0, 99),
+)
+def test_held_out_parts(labels: list[int], groups: int, fraction: float, seed: int) -> None:
+    """Each group gives its fraction, to the nearest row, evenly over labels; never all of it."""
+    y = np.array(labels)
+    owner = np.arange(len(y)) % groups
+    out = held_out(y, owner, fraction, np.random.default_rng(seed))
+    for g in range(min(groups, len(y))):
+        n, held = int((owner == g).sum()), int(out[owner == g].sum())
+        if n >= 2:
+            assert held == min(max(round(n * fraction), 1), n - 1)
+        for c in range(5):
+            cell = (owner == g) & (y == c)
+            assert abs(out[cell].sum() - cell.sum() * held / n) <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"clients": 0}, "clients"),
+        ({"test_fraction": 1.0}, "test_fraction"),
+        ({"split": "dirichlet", "concentration": 0.0}, "concentration"),
+        ({"a": 5}, "a"),
+        ({"split": "niid"}, "split"),
+        ({"split": "iid", "a": 2}, "a"),
+        ({"split": "iid", "examples": 2000}, "examples"),
+        ({"split": "pfedme", "labels_per_client": 11}, "labels_per_client"),
+        ({"split": "shards", "shards": 0}, "shards"),
+        ({"test_from": "train"}, "test_from"),
+        ({"standardise": "log"}, "standardise"),
+        ({"standardise_target": True}, "standardise_target"),
+        ({"sede": 1}, "sede"),
+        ({"seed": -1}, "seed"),
+        ({"clients": 2.5}, "clients"),
+    ],
+)
+def test_bad_settings_name_themselves(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        load("digits", **settings)
+    assert caught.value.field == field
+
+
+LABEL_SPLITS: list[Split] = [
+    PerFedAvg(4),
+    PerFedAvg(2, diff_hetero=True),
+    PFedMe(4),
+    PFedMe(3, labels_per_client=1),
+    IID(5),
+    IID(3, examples=20),
+    Dirichlet(6, 0.1),
+    Dirichlet(4, 5.0, balanced=True),
+    Dirichlet(9, 0.05, balanced=True),
+    Shards(5, 2),
+    Quantity(7, 1.0),
+]
+
+
+@pytest.mark.parametrize("split", LABEL_SPLITS, ids=str)
+@pytest.mark.parametrize("test_from", ["client", "test-set"])
+@settings(max_examples=25, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=2, max_size=160),
+    seed=st.integers(0, 99),
+    published=st.booleans(),
+)
+def test_every_split_of_any_set(
+    split: Split, test_from: Any, labels: list[int], seed: int, published: bool
+) -> None:
+    """Either a clear refusal, or: no row twice, no empty client, rows keep their labels."""
+    y = np.array(labels, np.int32)
+    row = np.arange(len(y), dtype=np.int64)[:, None]
+    test = np.random.default_rng(seed).random(len(y)) < 0.3 if published else None
+    pool = Pool(row, y, tuple("abcd"), test=test)
+    try:
+        data = pool.federation(split, test_from=test_from, test_fraction=0.4, seed=seed)
+    except (DataError, FieldError) as refusal:
+        numbers = [c for c in str(refusal) if c.isdigit()]
+        assert numbers, "it may be refused, but with the numbers"
+        return
+    rows = np.concatenate([data.train.x, data.test.x])[:, 0]
+    assert len(set(rows.tolist())) == len(rows)
+    assert min(data.train.size.min(), data.test.size.min()) >= 1
+    for part in (data.train, data.test):
+        np.testing.assert_array_equal(part.y, y[part.x[:, 0]])
+        assert part.size.sum() == len(part.y)
+    if test_from == "test-set" and test is not None:
+        assert test[data.test.x[:, 0]].all()
+        assert not test[data.train.x[:, 0]].any()
+    again = pool.federation(split, test_from=test_from, test_fraction=0.4, seed=seed)
+    np.testing.assert_array_equal(data.train.x, again.train.x)
+    np.testing.assert_array_equal(data.test.x, again.test.x)
+
+
+@pytest.mark.parametrize("split", LABEL_SPLITS, ids=str)
+@pytest.mark.parametrize("test_from", ["client", "test-set"])
+def test_held_out_data_have_the_clients_own_distribution(split: Split, test_from: Any) -> None:
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 500)).astype(np.int32)
+    pool = Pool(np.zeros((len(y), 1)), y, tuple("abcd"))
+    data = pool.federation(split, test_from=test_from)
+    for train, test in zip(histograms(data), histograms(data, "test"), strict=True):
+        # Each cell is rounded to whole rows.
+        rounding = 2 / test.sum()
+        np.testing.assert_allclose(test / test.sum(), train / train.sum(), atol=rounding)
+
+
+@pytest.mark.parametrize("split", LABEL_SPLITS, ids=str)
+def test_splits_shuffle(split: Split) -> None:
+    """Rows of a class go to clients at random, not in the order of the file."""
+    y = np.repeat(np.arange(4), 300).astype(np.int32)
+    pool = Pool(np.arange(len(y))[:, None], y, tuple("abcd"))
+    a, b = (pool.federation(split, seed=seed) for seed in (0, 1))
+    assert not np.array_equal(a.train.x, b.train.x)
+    first = np.sort(a.train.client(0)[0][:, 0])
+    assert (np.diff(first) > 1).any()  # not one run of the file
+
+
+def test_dirichlet_uses_every_row_and_leaves_nobody_out() -> None:
+    y = np.repeat(np.arange(10), 600).astype(np.int32)
+    rows = Labelled(y, 10)
+    for balanced in (False, True):
+        split = Dirichlet(2000, 0.1, balanced)
+        owner, _ = split.deal(rows, np.random.default_rng(0))
+        sizes = np.bincount(owner, minlength=2000)
+        assert owner.min() == 0
+        assert sizes.min() >= 2
+        if balanced:
+            assert set(sizes) == {3}
+
+
+def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
+    """Using up every class bends the mixtures, but does not wash them out."""
+    y = np.repeat(np.arange(10), 1000).astype(np.int32)
+    pool = Pool(np.zeros((len(y), 1)), y, tuple("0123456789"))
+
+    def largest(concentration: float) -> float:
+        counts = histograms(pool.federation(Dirichlet(50, concentration, balanced=True)))
+        return float((counts / counts.sum(axis=1, keepdims=True)).max(axis=1).mean())
+
+    # The mean largest part of a Dirichlet(0.1 x 10) mixture is about 0.66; of one with 100, 0.13.
+    assert 0.5 < largest(0.1) < 0.75
+    assert largest(100.0) < 0.2
+
+
+def test_impossible_requests_are_refused_at_once() -> None:
+    pool = Pool(np.zeros((10, 1)), np.zeros(10, np.int32), ("a", "b"))
+    for split in (IID(6), Dirichlet(6), Quantity(6), Shards(3, 4), PFedMe(8, 1)):
+        with pytest.raises(DataError, match=r"\d+ (examples|pieces)"):
+            pool.federation(split)
+    with pytest.raises(DataError, match="name no clients of their own"):
+        pool.federation(Natural())
+    regression = Pool(np.zeros((10, 1)), np.ones(10, np.float32), None)
+    assert regression.federation(IID(2)).labels is None
+    with pytest.raises(DataError, match="goes by class, and these data are a regression"):
+        regression.federation(Dirichlet(2))
+
+
+def natural_pool(**more: Any) -> Pool:
+    client = np.array([0] * 8 + [1] * 4 + [2])
+    y = np.arange(13, dtype=np.int32) % 2
+    return Pool(np.arange(13)[:, None], y, ("n", "y"), client=client, names=("A", "B", "C"), **more)
+
+
+def test_natural_clients() -> None:
+    with pytest.raises(DataError, match=r"client C has 1 example.*min_examples = 2"):
+        natural_pool().federation(Natural())
+    data = natural_pool().federation(Natural(min_examples=2))
+    assert data.names == ("A", "B")
+    assert (data.train.size + data.test.size).tolist() == [8, 4]
+    assert set(data.train.client(1)[0][:, 0]) | set(data.test.client(1)[0][:, 0]) == {8, 9, 10, 11}
+    one = natural_pool().federation(Natural(clients=1, min_examples=2))
+    assert one.names in (("A",), ("B",))
+    with pytest.raises(FieldError, match="there are only 2 with at least 4"):
+        natural_pool().federation(Natural(clients=3, min_examples=4))
+
+
+def test_natural_clients_with_test_rows_of_their_own() -> None:
+    test = np.array([False, True] * 6 + [False])
+    data = natural_pool(test=test).federation(Natural(min_examples=2))
+    assert data.test.x[:, 0].tolist() == [1, 3, 5, 7, 9, 11]
+    with pytest.raises(DataError, match="client C gets none of the 6 test examples"):
+        natural_pool(test=test).federation(Natural())
+
+
+def test_windows_of_a_text_share_nothing() -> None:
+    """The end of each client's text is held out, after a gap as long as a window."""
+    client = np.repeat([0, 1], [40, 60])
+    row = np.concatenate([np.arange(40), np.arange(60)])
+    vocabulary = tuple("abc")
+    pool = Pool(
+        row[:, None], np.zeros(100, np.int32), vocabulary,
+        client=client, names=("A", "B"), vocabulary=vocabulary, gap=5,
+    )  # fmt: skip
+    data = pool.federation(Natural(), test_fraction=0.25)
+    for i, n in enumerate((40, 60)):
+        held = n // 4
+        assert data.test.client(i)[0][:, 0].tolist() == list(range(n - held, n))
+        assert data.train.client(i)[0][:, 0].tolist() == list(range(n - held - 5))
+    with pytest.raises(DataError, match='use split = "natural"'):
+        pool.federation(IID(2))
+    with pytest.raises(FieldError, match="symbols of a text, which have no scale"):
+        pool.federation(Natural(), standardise="feature")
+
+
+def test_alike_fits_and_keeps_proportions() -> None:
+    counts = np.array([[196, 196, 0], [98, 0, 392]])
+    scaled = alike(counts, np.array([53, 40, 100]))
+    assert (scaled.sum(axis=0) <= [53, 40, 100]).all()
+    np.testing.assert_allclose(scaled / 0.18, counts, atol=6)
+
+
+MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+@needs_real_data
+def test_the_per_fedavg_split_of_mnist() -> None:
+    """Section 5: a = 196, 50 users; users 1-25 hold 196 of each of 0-4."""
+    data = load("mnist", root=str(REAL), clients=50, a=196)
+    counts = histograms(data)
+    np.testing.assert_array_equal(counts[:25], [[196] * 5 + [0] * 5] * 25)
+    for low, high in zip(counts[25:, :5], counts[25:, 5:], strict=True):
+        assert sorted(low) == [0, 0, 0, 0, 98]
+        assert sorted(high) == [0, 0, 0, 0, 392]
+    np.testing.assert_array_equal(counts[25:].sum(axis=0), [5 * 98] * 5 + [5 * 392] * 5)
+    test = histograms(data, "test")
+    mixture, held = (part / part.sum(axis=1, keepdims=True) for part in (counts, test))
+    np.testing.assert_allclose(held, mixture, atol=0.02)
+    rows = np.concatenate([data.train.x, data.test.x]).reshape(-1, 784)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    other = histograms(load("mnist", root=str(REAL), clients=50, a=196, diff_hetero=True))
+    assert (np.count_nonzero(other[25:], axis=1) == 1).all()
+    with pytest.raises(
+        DataError, match=r"needs 5885 examples of class 4, .* 5842; the largest a is 212"
+    ):
+        load("mnist", root=str(REAL), clients=50, a=214)
+
+
+@needs_real_data
+def test_the_per_fedavg_split_of_cifar10() -> None:
+    counts = histograms(load("cifar10", root=str(REAL), clients=50, a=68))
+    np.testing.assert_array_equal(counts[:25], [[68] * 5 + [0] * 5] * 25)
+    assert set(counts[25:, :5].ravel()) == {0, 34}
+    assert set(counts[25:, 5:].ravel()) == {0, 136}
+
+
+@needs_real_data
+def test_the_pfedme_split_of_mnist() -> None:
+    """Section 5.1: the complete set, 20 clients, 2 labels each, 1165 to 3834 training examples."""
+    data = load("mnist", root=str(REAL), split="pfedme")
+    counts = histograms(data)
+    assert data.clients == 20
+    assert (np.count_nonzero(counts, axis=1) == 2).all()
+    assert data.train.size.sum() + data.test.size.sum() == 70000
+    assert (data.train.size.min(), data.train.size.max()) == (1167, 3834)
+
+
+@needs_real_data
+def test_the_fedpaq_splits() -> None:
+    """Figure 1: digits 0 and 8, 50 nodes of 200 examples; 10,000 examples of CIFAR-10."""
+    data = load(
+        "mnist", root=str(REAL), only=(0, 8), split="iid", clients=50, examples=10_000,
+    )  # fmt: skip
+    assert data.labels == ("0", "8")
+    assert (data.train.size + data.test.size == 200).all()
+    share = histograms(data).sum(axis=0) / data.train.size.sum()
+    np.testing.assert_allclose(share, [0.5, 0.5], atol=0.02)
+    cifar = load("cifar10", root=str(REAL), split="iid", clients=50, examples=10_000)
+    assert cifar.train.size.sum() + cifar.test.size.sum() == 10_000
+
+
+def test_all_splits_are_tested() -> None:
+    assert {type(split) for split in LABEL_SPLITS} | {Natural} == set(SPLITS.values())
+
+
+@needs_real_data
+def test_cifar10_in_ten_thousand_parts_needs_little_memory() -> None:
+    """Loading and splitting it peaks under 1.5 GiB, in a process of its own."""
+    code = (
+        "import resource, sys, perfed\n"
+        "data = perfed.load('cifar10', root=sys.argv[1], split='dirichlet', clients=10_000,\n"
+        "                   concentration=0.1, standardise='client')\n"
+        "assert data.clients == 10_000\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(REAL)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) / 2**20 < 1.5  # KiB on Linux
