@@ -375,16 +375,17 @@ def test_all_splits_are_tested() -> None:
 
 
 @needs_real_data
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_cifar10_in_ten_thousand_parts_needs_little_memory() -> None:
     """Loading and splitting it peaks under 1.5 GiB, in a process of its own."""
     code = (
-        "import resource, sys, perfed\n"
+        "import sys, perfed\n"
         "data = perfed.load('cifar10', root=sys.argv[1], split='dirichlet', clients=10_000,\n"
         "                   concentration=0.1, standardise='client')\n"
         "assert data.clients == 10_000\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(REAL)], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) / 2**20 < 1.5  # KiB on Linux
+    assert int(done.stdout) / 2**20 < 1.5  # the most it ever held, in KiB
