@@ -69,7 +69,7 @@ def write(tmp_path: Path) -> Any:
 def test_a_file_says_what_is_run(write: Any) -> None:
     config = Config.load(write(PFEDME))
     assert (config.seed, config.rounds, config.cohort, config.eval_every) == (0, 600, 10, 50)
-    assert config.build_method() == PFedMe(20.0, 0.01, 20, "gd", 5, 0.01, beta=2.0, batch=20)
+    assert config.build_recipe().method == PFedMe(20.0, 0.01, 20, "gd", 5, 0.01, beta=2.0, batch=20)
     setup = config.build().setup
     assert setup.federation.clients == 100
     assert setup.task.model == MLR(60, 10)
@@ -90,7 +90,7 @@ def test_a_file_says_what_is_run(write: Any) -> None:
     ],
 )
 def test_overrides(write: Any, settings: list[str], method: Any) -> None:
-    assert Config.load(write(SMALL), settings).build_method() == method
+    assert Config.load(write(SMALL), settings).build_recipe().method == method
 
 
 def test_models_take_their_shape_from_the_data(write: Any) -> None:

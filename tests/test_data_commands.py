@@ -80,7 +80,7 @@ def test_every_form_of_the_same_clients_trains_to_the_same_model(own: dict[str, 
         models.append(result)
     for other in models[1:]:
         for a, b in zip(
-            *(jax.tree.leaves((r.state.w, r.state.memory)) for r in (models[0], other)),
+            *(jax.tree.leaves((r.state.w, r.state.kept)) for r in (models[0], other)),
             strict=True,
         ):
             np.testing.assert_array_equal(a, b)

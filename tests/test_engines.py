@@ -27,6 +27,7 @@ from perfed import (
 )
 from perfed.data import FlatExamples
 from perfed.evaluation import Evaluator
+from perfed.simulation import Kept
 
 METHODS = [
     FedAvg(lr=0.05, tau=3, batch=8),
@@ -109,7 +110,9 @@ def test_clients_and_rounds_draw_batches_of_their_own() -> None:
 
     def moved(round: int, client: int, seed: int = 0) -> tuple[float, ...]:
         other = dataclasses.replace(setup, seed=seed)
-        return tuple(np.asarray(other.take_turn(world, w, None, round, client).change).tolist())
+        return tuple(
+            np.asarray(other.take_turn(world, w, Kept(None, None), round, client).change).tolist()
+        )
 
     draws = [moved(0, 0), moved(0, 1), moved(1, 0), moved(1, 1), moved(0, 0, seed=1)]
     assert len(set(draws)) == 5

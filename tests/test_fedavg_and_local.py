@@ -6,6 +6,7 @@ import pytest
 import problems
 from perfed import FedAvg, Local, Vectorised
 from perfed.evaluation import Evaluator
+from perfed.simulation import Kept
 
 LR = 0.1
 
@@ -58,7 +59,7 @@ def test_local_never_federates() -> None:
     first = engine.start()
     state = engine.advance(first, 4)
     np.testing.assert_array_equal(state.w, first.w)
-    sent = engine.setup.take_turn(engine.setup.world(), first.w, first.w, 0, 0).change
+    sent = engine.setup.take_turn(engine.setup.world(), first.w, Kept(first.w, None), 0, 0).change
     np.testing.assert_array_equal(sent, 0)  # its own model stays with the client
     personal = Evaluator(engine).personal_models(state)
     for i, f in enumerate(problems.quadratics(data)):

@@ -71,7 +71,7 @@ def test_a_round_on_quadratics(R: int, K: int, solver: str, beta: float, start: 
     mean = np.mean([w_i for w_i, _ in clients], axis=0)
     after = engine.advance(state, 1)
     np.testing.assert_allclose(after.w, (1 - beta) * w + beta * mean, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(after.memory, [t for _, t in clients], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after.kept.memory, [t for _, t in clients], rtol=1e-5, atol=1e-6)
 
 
 def test_beta_1_is_plain_averaging() -> None:
@@ -155,11 +155,11 @@ def test_theta_is_kept_by_the_client() -> None:
     data = problems.federation()
     engine = Vectorised(problems.setup(pfedme(), data, cohort=2))
     state = engine.start()
-    np.testing.assert_array_equal(state.memory, np.tile(state.w, (data.clients, 1)))
+    np.testing.assert_array_equal(state.kept.memory, np.tile(state.w, (data.clients, 1)))
     for round in range(4):
         after = engine.advance(state, 1)
         took_part = set(np.asarray(engine.setup.pick_cohort(round)).tolist())
-        moved = np.abs(np.asarray(after.memory - state.memory)).max(axis=1) > 0
+        moved = np.abs(np.asarray(after.kept.memory - state.kept.memory)).max(axis=1) > 0
         assert {i for i in range(data.clients) if moved[i]} == took_part
         state = after
 

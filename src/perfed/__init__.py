@@ -4,19 +4,33 @@ from perfed.simulation.devices import prepare as _prepare
 
 _prepare()  # before anything below can start JAX
 
+from perfed.codecs import (  # noqa: E402
+    BFloat16,
+    Codec,
+    Float16,
+    Float32,
+    LowPrecision,
+    RandomK,
+    Sign,
+    TopK,
+)
 from perfed.data import Federation, load, synthetic  # noqa: E402
-from perfed.errors import ConfigError, DataError, DivergedError, FieldError  # noqa: E402
+from perfed.errors import CodecError, ConfigError, DataError, DivergedError, FieldError  # noqa: E402
 from perfed.experiment import Config, Result, run, simulate  # noqa: E402
+from perfed.experiment.recipes import fedpaq, qsgd  # noqa: E402
 from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe  # noqa: E402
 from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax  # noqa: E402
 from perfed.objective import Objective, Task  # noqa: E402
-from perfed.simulation import Sequential, Setup, Vectorised  # noqa: E402
+from perfed.simulation import Network, Sequential, Setup, Vectorised  # noqa: E402
 
 __all__ = [
     "CNN",
     "GRU",
     "MLP",
     "MLR",
+    "BFloat16",
+    "Codec",
+    "CodecError",
     "Config",
     "ConfigError",
     "DataError",
@@ -24,19 +38,28 @@ __all__ = [
     "FedAvg",
     "Federation",
     "FieldError",
+    "Float16",
+    "Float32",
     "Local",
+    "LowPrecision",
     "Method",
+    "Network",
     "Objective",
     "PFedMe",
     "PerFedAvg",
+    "RandomK",
     "Result",
     "Sequential",
     "Setup",
+    "Sign",
     "Task",
+    "TopK",
     "Vectorised",
+    "fedpaq",
     "from_equinox",
     "from_flax",
     "load",
+    "qsgd",
     "run",
     "simulate",
     "synthetic",

@@ -21,7 +21,13 @@ from perfed.experiment.comparison import Row, compare, comparison, rows_of
 from perfed.experiment.preparation import preparation_bytes
 from perfed.experiment.summary import FILE, summarise, summary_bytes, write_whole
 from perfed.report.figures import label_picture
-from perfed.report.tables import catalogue_table, comparison_table, data_table, result_table
+from perfed.report.tables import (
+    catalogue_table,
+    comparison_table,
+    cost_line,
+    data_table,
+    result_table,
+)
 from perfed.simulation import Engine
 
 app = typer.Typer(
@@ -125,6 +131,7 @@ def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
         result = config.run(engine, lambda progress: show(config.method.name, progress))
     out.print(result_table(result))
     out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.3g} rounds/s in all")
+    out.print(cost_line(result))
     _write(out_dir, summarise(result, config.resolved()), engine)
 
 

@@ -21,6 +21,10 @@ class ConfigError(ValueError):
     """A configuration that cannot be run: what is wrong with it, one fault a line."""
 
 
+class CodecError(ValueError):
+    """A message that cannot be what it should be, or a change that cannot be made into one."""
+
+
 class DivergedError(RuntimeError):
     """An update that was not finite: of which client, in which round."""
 

@@ -10,11 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from perfed.data import FlatExamples
 from perfed.errors import DivergedError, require, require_choice
-from perfed.methods.base import Memory
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
 from perfed.simulation import Engine, State
-from perfed.simulation.setup import World
+from perfed.simulation.setup import Kept, World
 
 AdaptOn = Literal["train", "test"]
 ModelKind = Literal["global", "personalized"]
@@ -159,21 +158,21 @@ class Evaluator:
         setup = self.engine.setup
 
         def score(
-            world: World, w: Params, memory: Memory, round: Int[Array, ""], client: Int[Array, ""]
+            world: World, w: Params, kept: Kept, round: Int[Array, ""], client: Int[Array, ""]
         ) -> tuple[Measure, Measure]:
-            own = self._personal_model(world, w, memory, round, client)
+            own = self._personal_model(world, w, kept, round, client)
             test = setup.objective(world.test, client)
             return test.measure(w), test.measure(own)
 
         return self.engine.each_client(score)
 
     def _personal_model(
-        self, world: World, w: Params, memory: Memory, round: Int[Array, ""], client: Int[Array, ""]
+        self, world: World, w: Params, kept: Kept, round: Int[Array, ""], client: Int[Array, ""]
     ) -> Params:
         setup = self.engine.setup
         own_data = setup.objective(world.train if self.adapt_on == "train" else world.test, client)
         key = fold(setup.seed, Purpose.PERSONALISE, round, client)
-        return setup.method.personalise(own_data, w, memory, setup.turn(round), key)
+        return setup.method.personalise(own_data, w, kept.memory, setup.turn(round), key)
 
 
 def _variances(test: FlatExamples) -> Values:

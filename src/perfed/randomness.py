@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 IntLike = int | Int[Array, ""]
 
@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     TURN = 2
     LOCAL = 3
     PERSONALISE = 4
+    UPLINK = 5
+    DOWNLINK = 6
 
 
 def fold(
@@ -42,6 +44,18 @@ def uniform_below(key: PRNGKeyArray, shape: tuple[int, ...], n: IntLike) -> Int[
     """Independent draws from 0..n-1, each as likely as any other to within n / 2^32."""
     bits = jax.random.bits(key, shape, jnp.uint32)
     return (bits % jnp.asarray(n).astype(jnp.uint32)).astype(jnp.int32)
+
+
+def quick_uniform(key: PRNGKeyArray, n: int) -> Float[Array, " n"]:
+    """Independent draws from [0, 1), in steps of 2^-24: a hash of each position and the key.
+
+    A few operations a number, where JAX's own generator takes about a hundred: in a round that
+    quantises, drawing is otherwise what takes the time.
+    """
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    bits = _mix(_mix(jnp.arange(n, dtype=jnp.uint32) ^ first) + second)
+    draws: Array = (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+    return draws
 
 
 def permuted(

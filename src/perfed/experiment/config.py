@@ -1,136 +1,47 @@
-"""The typed configuration of a run: a TOML file, `--set` overrides, and errors that name the field.
-
-Settings are declared once, where they are used: in a method's, a model's or a data source's own
-signature. Their sections here are made from those, so a new method needs no change in this file.
-"""
+"""The typed configuration of a run: a TOML file, `--set` overrides, errors that name the field."""
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
+from copy import deepcopy
 from math import prod
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, final, get_args, get_origin
+from typing import Annotated, Any, Self, final
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Strict,
-    Tag,
-    ValidationError,
-    create_model,
-)
+import jax
+from pydantic import Field, ValidationError
 
-from perfed.data import SOURCES, SPLITS, Federation, data_settings, prepare
-from perfed.data.catalogue import Setting, settings_of
-from perfed.errors import ConfigError, DataError, FieldError, require
+from perfed.codecs import Codec, Float32
+from perfed.data import Federation, prepare
+from perfed.data.catalogue import settings_of
+from perfed.errors import ConfigError, DataError, FieldError
 from perfed.evaluation import AdaptOn
+from perfed.experiment.faults import faults
+from perfed.experiment.recipes import FROM_RUN, RECIPES, Recipe, recipe_of
+from perfed.experiment.sections import (
+    EngineSection,
+    NetworkSection,
+    Section,
+    build_codec,
+    choice,
+    codec_choice,
+    data_choice,
+)
 from perfed.experiment.simulate import Progress, Result, run
-from perfed.methods import METHODS, Method
+from perfed.methods import METHODS
 from perfed.models import MODELS
 from perfed.objective import Model, Sampling, Task
-from perfed.simulation import Engine, Sequential, Setup, Vectorised, Weighting
+from perfed.simulation import Engine, Network, Setup, Weighting
 
 # What a model takes from the data; the rest of its settings are the user's.
 _FROM_DATA = ("inputs", "image", "classes", "symbols")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    def settings(self) -> dict[str, Any]:
-        return {k: v for k in type(self).model_fields if (v := getattr(self, k)) is not None}
-
-
-def _section(
-    title: str, settings: Mapping[str, Setting], fixed: Mapping[str, Any]
-) -> type[_Section]:
-    """A section whose keys are these settings, and some fixed fields."""
-    fields = dict(fixed)
-    for key, (hint, default) in settings.items():
-        fields[key] = (_from_toml(hint), ... if default is inspect.Parameter.empty else default)
-    section: type[_Section] = create_model(title, __base__=_Section, **fields)
-    return section
-
-
-def _from_toml(hint: Any) -> Any:
-    """TOML has arrays only, which a strict tuple would refuse."""
-    if get_origin(hint) is tuple:
-        return Annotated[hint, Strict(False)]
-    if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(_from_toml(option) for option in get_args(hint))]  # noqa: UP007
-    return hint
-
-
-def _choice(
-    tag: str, options: Mapping[str, Callable[..., Any]], skip: Sequence[str] = (), **common: Any
-) -> Any:
-    """A section whose `tag` names one of the options, and whose other keys are its parameters."""
-    sections = []
-    for name, target in options.items():
-        settings = {k: v for k, v in settings_of(target).items() if k not in skip}
-        sections.append(_section(name, settings, {tag: (Literal[name], ...), **common}))
-    return Annotated[Union[tuple(sections)], Field(discriminator=tag)]  # noqa: UP007
-
-
-def _data_choice() -> Any:
-    """`[data]`: a section for every source and every split of it, with the settings of both."""
-    sections = []
-    for source, (_, usual) in SOURCES.items():
-        for split in (None,) if usual is None else SPLITS:
-            fixed: dict[str, Any] = {"source": (Literal[source], ...)}
-            if usual is not None:
-                fixed["split"] = (Literal[split], ... if split != usual else usual)
-            tag = _data_tag(source, split)
-            section = _section(tag, data_settings(source, split), fixed)
-            sections.append(Annotated[section, Tag(tag)])
-    return Annotated[Union[tuple(sections)], Discriminator(_chosen_data)]  # noqa: UP007
-
-
-def _data_tag(source: Any, split: Any) -> str:
-    return f"{source}" if split is None else f"{source}/{split}"
-
-
-def _chosen_data(values: Any) -> str | None:
-    """Which of the sections of `[data]` these values are for."""
-
-    def value(key: str) -> Any:
-        return values.get(key) if isinstance(values, dict) else getattr(values, key, None)
-
-    source = value("source")
-    if source is None:
-        return None
-    usual = SOURCES[source].split if isinstance(source, str) and source in SOURCES else None
-    return _data_tag(source, usual and (value("split") or usual))
-
-
-@final
-class EngineSection(_Section):
-    """`[engine]`: how a run is computed; its results do not depend on it."""
-
-    name: Literal["vectorised", "sequential"] = "vectorised"
-    devices: int | None = None
-    chunk: int | None = None
-
-    def build(self, setup: Setup) -> Engine:
-        """The engine that will run the setup."""
-        if self.name == "sequential":
-            for field in ("devices", "chunk"):
-                value = getattr(self, field)
-                require(value is None, field, value, "is for the vectorised engine only")
-            return Sequential(setup)
-        return Vectorised(setup, self.devices, self.chunk)
-
 
 _L2 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @final
-class Config(_Section):
+class Config(Section):
     """A run, as its TOML file says it."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -140,9 +51,11 @@ class Config(_Section):
     adapt_on: AdaptOn = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
-    data: _data_choice()  # type: ignore[valid-type]
-    model: _choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
-    method: _choice("name", METHODS)  # type: ignore[valid-type]
+    data: data_choice()  # type: ignore[valid-type]
+    model: choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
+    method: choice("name", METHODS | RECIPES, skip=FROM_RUN)  # type: ignore[valid-type]
+    codec: codec_choice() = Field({"name": "float32"}, validate_default=True)  # type: ignore[valid-type]
+    network: NetworkSection | None = None
     engine: EngineSection = EngineSection()
 
     @classmethod
@@ -156,21 +69,52 @@ class Config(_Section):
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError("\n".join(_faults(error, values))) from None
-        config.build_method()
+            raise ConfigError("\n".join(faults(error, values, cls))) from None
+        cohort = config.build_recipe().cohort
+        config.build_downlink()
         config.prepare_data()
+        if config.network is not None:
+            config.build_network(1)
         clients = config.data.clients if "clients" in type(config.data).model_fields else None
-        if clients is not None and config.cohort > clients:
+        if clients is not None and cohort > clients:
+            field = "cohort" if cohort == config.cohort else "method.r"
             raise ConfigError(
-                f"cohort = {config.cohort}: must be between 1 and the number of clients, {clients}"
+                f"{field} = {cohort}: must be between 1 and the number of clients, {clients}"
             )
         return config
 
-    def build_method(self) -> Method:
-        """The method."""
+    def build_recipe(self) -> Recipe:
+        """The method, how its changes are sent, and the cohort."""
         settings = self.method.settings()
+        name = settings.pop("name")
+        if name in METHODS:
+            with _naming("method"):
+                method = METHODS[name](**settings)
+            with _naming("codec"):
+                return Recipe(method, build_codec(self.codec), self.cohort)
+        if "codec" in self.model_fields_set:
+            raise ConfigError(
+                f"codec: {name} brings its own, with method.s levels; for another one use "
+                'method.name = "fedavg"'
+            )
         with _naming("method"):
-            return METHODS[settings.pop("name")](**settings)
+            recipe = recipe_of(name, self.rounds, settings)
+        cohort = recipe.cohort or self.cohort
+        if "cohort" in self.model_fields_set and cohort != self.cohort:
+            raise ConfigError(
+                f"method.r = {cohort}: cohort says {self.cohort}; give one of the two"
+            )
+        return recipe._replace(cohort=cohort)
+
+    def build_downlink(self) -> Codec:
+        """How the server's model is sent."""
+        with _naming("codec", "downlink"):
+            return Float32() if self.codec.downlink is None else build_codec(self.codec.downlink)
+
+    def build_network(self, parameters: int) -> Network | None:
+        """What the run costs in time, for a model of so many parameters."""
+        with _naming("network"):
+            return None if self.network is None else self.network.build(parameters)
 
     def prepare_data(self) -> Callable[[], Federation]:
         """What reads the data, its settings checked already."""
@@ -212,15 +156,18 @@ class Config(_Section):
         """The engine, ready to run; data that are at hand already can be given."""
         federation = federation or self.build_federation()
         task = Task(self.build_model(federation), self.model.l2)
+        method, codec, cohort = self.build_recipe()
         with _naming():
             setup = Setup(
                 federation,
                 task,
-                self.build_method(),
-                self.cohort,
+                method,
+                cohort,
                 self.seed,
                 self.weighting,
                 self.sampling,
+                codec,
+                self.build_downlink(),
             )
         with _naming("engine"):
             return self.engine.build(setup)
@@ -228,7 +175,10 @@ class Config(_Section):
     def run(self, engine: Engine, on_progress: Callable[[Progress], None] | None = None) -> Result:
         """The whole run on its engine; without `eval_every`, scored about ten times."""
         eval_every = self.eval_every or max(1, self.rounds // 10)
-        return run(engine, self.rounds, eval_every, self.adapt_on, on_progress)
+        model = jax.eval_shape(engine.setup.task.model.init, jax.random.key(0))
+        network = self.build_network(sum(leaf.size for leaf in jax.tree.leaves(model)))
+        with _naming("network"):
+            return run(engine, self.rounds, eval_every, self.adapt_on, on_progress, network)
 
     def resolved(self) -> dict[str, Any]:
         """Every setting, defaults included."""
@@ -237,11 +187,11 @@ class Config(_Section):
 
 def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply overrides of the form `section.key=value`, the value written as in TOML."""
-    values = {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
+    values = deepcopy(values)
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
-        if not equals or not all(keys) or len(keys) > 2:
+        if not equals or not all(keys) or len(keys) > 3:
             raise ConfigError(f"--set {override}: write it as section.key=value, or key=value")
         place = values
         for key in keys[:-1]:
@@ -279,64 +229,3 @@ def _naming(*section: str) -> Iterator[None]:
         raise ConfigError(f"{'.'.join([*section, str(error)])}") from None
     except DataError as error:
         raise ConfigError(f"{'.'.join(section)}: {error}") from None
-
-
-def _faults(error: ValidationError, values: dict[str, Any]) -> list[str]:
-    """One line for each setting at fault: its name, its value, and what is allowed."""
-    reasons: dict[str, list[str]] = {}
-    for fault in error.errors():
-        path, keys = _place(fault, values)
-        value: Any = values
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        name = ".".join(path)
-        said = fault["type"] not in ("extra_forbidden", "missing", "union_tag_not_found")
-        subject = f"{name} = {value!r}" if said else name
-        reasons.setdefault(subject, []).append(_reason(fault, path[-1], keys))
-    return [f"{subject}: {', or '.join(dict.fromkeys(r))}" for subject, r in reasons.items()]
-
-
-def _place(fault: Any, values: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Where a fault is, as the user writes it, and the settings there are in that place."""
-    path = [str(part) for part in fault["loc"]]
-    if fault["type"] == "union_tag_invalid":
-        if path == ["data"]:
-            known = values["data"]["source"] in SOURCES
-            return ["data", "split" if known else "source"], list(SPLITS if known else SOURCES)
-        return [*path, fault["ctx"]["discriminator"].strip("'")], []
-    section, choice = path[0], None
-    if len(path) > 1 and section in ("data", "model", "method"):
-        choice = path.pop(1)  # in a section with a choice this is the choice made, not a key
-    keys = _keys_of(section, choice) if len(path) > 1 else _keys_of()
-    return path[:2], keys
-
-
-def _reason(fault: Any, key: str, keys: Sequence[str]) -> str:
-    match fault["type"]:
-        case "extra_forbidden":
-            near = get_close_matches(key, keys, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            return f"no such setting{hint} (there are: {', '.join(keys)})"
-        case "missing":
-            return "is missing"
-        case "union_tag_not_found":
-            tag = "source" if key == "data" else fault["ctx"]["discriminator"].strip("'")
-            return f"must say its {tag}"
-        case "union_tag_invalid":
-            choices = ", ".join(f"'{choice}'" for choice in keys)
-            return f"must be one of {choices or fault['ctx']['expected_tags']}"
-        case "model_attributes_type":
-            return "must be a section"
-        case _:
-            return str(fault["msg"]).replace("Input should", "must")
-
-
-def _keys_of(section: str | None = None, choice: str | None = None) -> list[str]:
-    """The settings there are: of the whole, of a section, or of one choice in it."""
-    if section is None or section not in Config.model_fields:
-        return list(Config.model_fields)
-    annotation = Config.model_fields[section].annotation
-    # A section with a choice is a union; one of data's is annotated with its tag, too.
-    options = [get_args(o)[0] if get_args(o) else o for o in get_args(annotation) or (annotation,)]
-    chosen = [option for option in options if choice in (None, option.__name__)]
-    return list(chosen[0].model_fields) if chosen else []

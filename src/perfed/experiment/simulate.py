@@ -8,14 +8,15 @@ from typing import Any, NamedTuple, final, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float, Int, Shaped
 
+from perfed.codecs import Codec, Float32
 from perfed.data import Federation
 from perfed.errors import require, require_choice, require_count
 from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
 from perfed.methods import Method
 from perfed.objective import Model, Params, Sampling, Task
-from perfed.simulation import Engine, Setup, State, Vectorised, Weighting
+from perfed.simulation import Engine, Network, Setup, State, Traffic, Vectorised, Weighting
 
 # Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
 _BLOCK_SECONDS = 0.5
@@ -35,6 +36,34 @@ class Progress(NamedTuple):
     loss: float
 
 
+class Costs(NamedTuple):
+    """What a run has cost after 0, 1, 2, ... rounds.
+
+    Attributes:
+        uplink_bytes: all that clients have sent.
+        downlink_bytes: all that the server has sent, one message to each client of a cohort.
+        seconds: the time it would have taken over the network; None: none was given.
+    """
+
+    uplink_bytes: Int[np.ndarray, " rounds+1"]
+    downlink_bytes: Int[np.ndarray, " rounds+1"]
+    seconds: Float[np.ndarray, " rounds+1"] | None
+
+    @classmethod
+    def of(cls, traffic: Traffic, round_seconds: Float[np.ndarray, " rounds"] | None) -> "Costs":
+        """Running sums."""
+
+        def summed(values: np.ndarray) -> np.ndarray:
+            return np.concatenate([[0], np.cumsum(values)])
+
+        cohort = traffic.cohort.shape[1]
+        return cls(
+            summed(traffic.uplink.sum(axis=1, dtype=np.int64)),
+            summed(traffic.downlink.astype(np.int64) * cohort),
+            None if round_seconds is None else summed(round_seconds),
+        )
+
+
 @final
 @dataclass(frozen=True)
 class Result:
@@ -46,7 +75,9 @@ class Result:
         seed: its seed.
         seconds: how long it took, compiling and scoring included.
         history: the scores of all clients, from round 0 to the last.
-        state: the last state: global model and client memory.
+        state: the last state: global model and what clients keep.
+        traffic: the bytes of every message of every round.
+        round_seconds: how long each round would have taken over the network; None: none was given.
     """
 
     method: Method
@@ -56,6 +87,13 @@ class Result:
     history: tuple[Evaluation, ...]
     state: State
     evaluator: Evaluator
+    traffic: Traffic
+    round_seconds: Float[np.ndarray, " rounds"] | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """Bytes and simulated time after 0, 1, 2, ... rounds."""
+        return Costs.of(self.traffic, self.round_seconds)
 
     @property
     def scores(self) -> dict[ModelKind, Scores]:
@@ -119,6 +157,9 @@ def simulate(
     l2: float = 0.0,
     weighting: Weighting = "uniform",
     sampling: Sampling = "replacement",
+    codec: Codec | None = None,
+    downlink: Codec | None = None,
+    network: Network | None = None,
     devices: int | None = None,
     chunk: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -137,13 +178,26 @@ def simulate(
         l2: the weight of the penalty (l2/2) |w|^2 in every client's loss.
         weighting: how the cohort is averaged (`Setup`).
         sampling: how batches are drawn (`Objective.batches`).
+        codec: how clients' changes are sent; None: as float32.
+        downlink: how the server's model is sent; None: as float32.
+        network: what messages and computations cost in time; None: nobody asks.
         devices: how many devices; None: all.
         chunk: at most so many clients at once on a device; None: chosen by memory.
         on_progress: called as the run goes on.
     """
-    setup = Setup(federation, Task(model, l2), method, cohort, seed, weighting, sampling)
+    setup = Setup(
+        federation,
+        Task(model, l2),
+        method,
+        cohort,
+        seed,
+        weighting,
+        sampling,
+        codec or Float32(),
+        downlink or Float32(),
+    )
     engine = Vectorised(setup, devices, chunk)
-    return run(engine, rounds, eval_every, adapt_on, on_progress)
+    return run(engine, rounds, eval_every, adapt_on, on_progress, network)
 
 
 def run(
@@ -152,15 +206,19 @@ def run(
     eval_every: int | None = None,
     adapt_on: AdaptOn = "train",
     on_progress: Callable[[Progress], None] | None = None,
+    network: Network | None = None,
 ) -> Result:
     """Train on a given engine and score every client, as `simulate` does."""
     require_count("rounds", rounds)
+    if network is not None:
+        network.check(engine.setup.federation.clients)
     if eval_every is not None:
         require_count("eval_every", eval_every)
     begun = time.perf_counter()
     evaluator = Evaluator(engine, adapt_on)
     state = engine.start()
     history = [evaluator(state)]
+    traffic = []
 
     def report(done: int) -> None:
         if on_progress is not None:
@@ -173,7 +231,9 @@ def run(
         stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
         step = min(block, stop - done)
         block_begun = time.perf_counter()
-        state = jax.block_until_ready(engine.advance(state, step))
+        state, sent = engine.record(state, step)
+        jax.block_until_ready(state)
+        traffic.append(sent)
         pace = (time.perf_counter() - block_begun) / step
         # The first block compiles, so it says little about the pace: grow from it with care.
         block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
@@ -182,5 +242,23 @@ def run(
             history.append(evaluator(state))
         report(done)
     seconds = time.perf_counter() - begun
-    setup = engine.setup
-    return Result(setup.method, rounds, setup.seed, seconds, tuple(history), state, evaluator)
+    setup, all_sent = engine.setup, Traffic.joined(traffic)
+    return Result(
+        setup.method,
+        rounds,
+        setup.seed,
+        seconds,
+        tuple(history),
+        state,
+        evaluator,
+        all_sent,
+        None if network is None else _round_seconds(network, setup, all_sent),
+    )
+
+
+def _round_seconds(
+    network: Network, setup: Setup, traffic: Traffic
+) -> Float[np.ndarray, " rounds"]:
+    sizes = np.asarray(setup.federation.train.size)
+    gradients = np.array([setup.method.gradients(int(size)) for size in sizes])
+    return network.seconds(traffic, gradients, setup.seed, first_round=0)

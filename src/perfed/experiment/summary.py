@@ -6,19 +6,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from perfed.experiment.simulate import Result
+import numpy as np
+
+from perfed.experiment.simulate import Costs, Result
 
 FILE = "summary.json"
 
 
 def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str, Any]:
     """The run's facts, its last scores with all clients' values, and its curves."""
+    costs = result.costs
 
     def full(kind: str) -> dict[str, Any]:
         return {k: v._asdict() for k, v in result.scores[kind].summary().items()}  # type: ignore[index]
 
     def curve_point(evaluation: Any) -> dict[str, Any]:
-        point: dict[str, Any] = {"round": evaluation.round}
+        point: dict[str, Any] = {"round": evaluation.round} | _costs(costs, evaluation.round)
         for kind, scores in evaluation.scores.items():
             values = scores.summary()
             point[kind] = {
@@ -27,18 +30,41 @@ def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str,
             }
         return point
 
-    federation = result.evaluator.engine.setup.federation
+    setup, traffic = result.evaluator.engine.setup, result.traffic
+    federation = setup.federation
+    sent = np.zeros(federation.clients, np.int64)
+    np.add.at(sent, traffic.cohort, traffic.uplink)
+    received = np.zeros(federation.clients, np.int64)
+    np.add.at(received, traffic.cohort, traffic.downlink[:, None])
     return {
-        "method": result.method.name,
+        "method": config["method"]["name"] if config else result.method.name,
         "rounds": result.rounds,
         "seed": result.seed,
         "seconds": result.seconds,
+        **_costs(costs, result.rounds),
+        "codec": setup.codec.name,
+        "traffic": {
+            "round_uplink_bytes": np.diff(costs.uplink_bytes).tolist(),
+            "round_downlink_bytes": np.diff(costs.downlink_bytes).tolist(),
+            "client_uplink_bytes": sent.tolist(),
+            "client_downlink_bytes": received.tolist(),
+        },
         "global": full("global"),
         "personalized": full("personalized"),
         "history": [curve_point(evaluation) for evaluation in result.history],
         "names": list(federation.names),
         "labels": federation.labels and list(federation.labels),
         "config": config,
+    }
+
+
+def _costs(costs: Costs, round: int) -> dict[str, Any]:
+    """What a run has cost after so many rounds."""
+    seconds = None if costs.seconds is None else float(costs.seconds[round])
+    return {
+        "uplink_bytes": int(costs.uplink_bytes[round]),
+        "downlink_bytes": int(costs.downlink_bytes[round]),
+        "simulated_seconds": seconds,
     }
 
 

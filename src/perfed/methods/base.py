@@ -45,6 +45,8 @@ class Method(ABC):
     """A frozen dataclass of hyper-parameters with the four functions of a federated method."""
 
     name: ClassVar[str]
+    # Whether anything is sent between server and clients at all.
+    sends: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check()
@@ -62,6 +64,10 @@ class Method(ABC):
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Reply:
         """One client's turn, started from the server's model w."""
+
+    @abstractmethod
+    def gradients(self, size: int) -> int:
+        """How many gradients of one example a turn takes, for a client of so many examples."""
 
     @abstractmethod
     def merge(self, w: Params, mean_change: Params) -> Params:
@@ -95,6 +101,11 @@ class Method(ABC):
 
     def _given(self, fields: tuple[str, ...]) -> list[tuple[str, Any]]:
         return [(f, value) for f in fields if (value := getattr(self, f)) is not None]
+
+
+def examples(batch: BatchSize, size: int) -> int:
+    """How many examples a batch has, for a client of so many."""
+    return size if isinstance(batch, str) else batch
 
 
 def descend(w: Params, rate: float | Array, direction: Params) -> Params:
@@ -136,7 +147,12 @@ def take_steps(
 
 
 def sgd(
-    objective: Objective, w: Params, rate: float, steps: int, batch: BatchSize, key: PRNGKeyArray
+    objective: Objective,
+    w: Params,
+    rate: float | Array,
+    steps: int,
+    batch: BatchSize,
+    key: PRNGKeyArray,
 ) -> Params:
     """Steps w <- w - rate grad f_i(w; D) on the client's own data, each on a fresh batch D."""
 

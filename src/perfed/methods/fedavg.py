@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from jaxtyping import PRNGKeyArray
 
-from perfed.methods.base import Memory, Method, Reply, Turn, changed, sgd
+from perfed.methods.base import Memory, Method, Reply, Turn, changed, examples, sgd
 from perfed.objective import BatchSize, Objective, Params
 
 
@@ -18,6 +18,8 @@ class FedAvg(Method):
         lr: the local learning rate.
         tau: local SGD steps a round.
         batch: examples a step.
+        diminishing: in round k (from 0) the rate is lr / (k tau + 1): FedPAQ's Theorem 1 with
+            lr = 4 / mu.
         alpha: the step size of the update that makes the personalised model; None: `lr`.
         adapt_steps: how many such steps.
         adapt_batch: examples an adaptation step.
@@ -28,6 +30,7 @@ class FedAvg(Method):
     lr: float = 0.02
     tau: int = 10
     batch: BatchSize = 20
+    diminishing: bool = False
     alpha: float | None = None
     adapt_steps: int = 1
     adapt_batch: BatchSize = "full"
@@ -46,7 +49,12 @@ class FedAvg(Method):
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Reply:
         """Tau steps w <- w - lr grad f_i(w; D_t)."""
-        return Reply(sgd(objective, w, self.lr, self.tau, self.batch, key), memory)
+        rate = self.lr / (turn.round * self.tau + 1) if self.diminishing else self.lr
+        return Reply(sgd(objective, w, rate, self.tau, self.batch, key), memory)
+
+    def gradients(self, size: int) -> int:
+        """Tau * batch."""
+        return self.tau * examples(self.batch, size)
 
     def merge(self, w: Params, mean_change: Params) -> Params:
         """The average of the local models."""

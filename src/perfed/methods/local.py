@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from jaxtyping import PRNGKeyArray
 
-from perfed.methods.base import Memory, Method, Reply, Turn, sgd
+from perfed.methods.base import Memory, Method, Reply, Turn, examples, sgd
 from perfed.objective import BatchSize, Objective, Params
 
 
@@ -24,6 +24,7 @@ class Local(Method):
     """
 
     name: ClassVar[str] = "local"
+    sends: ClassVar[bool] = False
 
     lr: float = 0.02
     tau: int = 10
@@ -45,6 +46,10 @@ class Local(Method):
         """Tau more SGD steps on the client's own model; the server gets its w back unchanged."""
         own = sgd(objective, memory, self.lr, self.tau, self.batch, key)
         return Reply(w, memory=own)
+
+    def gradients(self, size: int) -> int:
+        """Tau * batch."""
+        return self.tau * examples(self.batch, size)
 
     def merge(self, w: Params, mean_change: Params) -> Params:
         """Nothing is learnt together."""

@@ -19,6 +19,7 @@ from perfed.methods.base import (
     change,
     changed,
     descend,
+    examples,
     sgd,
     take_steps,
 )
@@ -117,6 +118,14 @@ class PerFedAvg(Method):
             for j in reversed(range(self.adapt_steps)):
                 v = descend(v, self.alpha, self._hessian(objective, path[j], v, _at(d2, j)))
         return v
+
+    def gradients(self, size: int) -> int:
+        """Tau (D + D' + 2 D''): a Hessian-vector product counts as two gradients, as in `hf`."""
+        outer, hessian = self.batch_outer or self.batch, self.batch_hessian or self.batch
+        inner = examples(self.batch, size)
+        if self.variant != "fo":
+            inner += 2 * examples(hessian, size)
+        return self.tau * (self.adapt_steps * inner + examples(outer, size))
 
     def merge(self, w: Params, mean_change: Params) -> Params:
         """The average of the local models."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from perfed.errors import require_choice
-from perfed.methods.base import Memory, Method, Reply, Turn, descend
+from perfed.methods.base import Memory, Method, Reply, Turn, descend, examples
 from perfed.objective import Batch, BatchSize, Objective, Params, squared_norm
 
 Solver = Literal["gd", "nesterov"]
@@ -87,6 +87,10 @@ class PFedMe(Method):
             local_round, (w, first_theta), batches, length=self.local_rounds
         )
         return Reply(w_i, memory=theta)
+
+    def gradients(self, size: int) -> int:
+        """R K times the batch; with `nu`, at most."""
+        return self.local_rounds * self.inner_steps * examples(self.batch, size)
 
     def merge(self, w: Params, mean_change: Params) -> Params:
         """Line 10: (1 - beta) w + beta mean(w_i)."""

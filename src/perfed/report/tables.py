@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich import box
+from rich.filesize import decimal
 from rich.table import Table
 
 from perfed.data.describe import Description
@@ -34,6 +35,20 @@ def result_table(result: Result) -> Table:
             cells = [show(getattr(summary, field)) for field in _STATISTICS]
             table.add_row("" if i else kind, name, *cells)
     return table
+
+
+def cost_line(result: Result) -> str:
+    """What the run has sent, and how long that would have taken."""
+    costs = result.costs
+    messages = result.traffic.uplink.size
+    up, down = (int(part[-1]) for part in (costs.uplink_bytes, costs.downlink_bytes))
+    line = (
+        f"sent: {decimal(up)} up ({decimal(up // messages)} a message), "
+        f"{decimal(down)} down ({decimal(down // messages)} a message)"
+    )
+    if costs.seconds is None:
+        return line
+    return f"{line}; {costs.seconds[-1]:.4g} s over the simulated network"
 
 
 def comparison_table(rows: Sequence[Row]) -> Table:

@@ -2,19 +2,38 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jaxtyping import Array, Int
 
-from perfed.methods.base import Memory
 from perfed.objective import Params
-from perfed.simulation.setup import Setup, State, World
+from perfed.simulation.setup import Kept, Setup, State, World
 
-# (world, w, the client's memory, round, client) -> anything made of arrays
-ClientFunction = Callable[[World, Params, Memory, Int[Array, ""], Int[Array, ""]], Any]
+# (world, w, what the client keeps, round, client) -> anything made of arrays
+ClientFunction = Callable[[World, Params, Kept, Int[Array, ""], Int[Array, ""]], Any]
 # (state, clients or None for all) -> the results, stacked in the order of the clients
 OnClients = Callable[[State, Sequence[int] | None], Any]
+
+
+class Traffic(NamedTuple):
+    """The bytes of all messages of some rounds.
+
+    Attributes:
+        cohort: who took part.
+        uplink: what each of them sent.
+        downlink: what each of them was sent.
+    """
+
+    cohort: Int[np.ndarray, "rounds cohort"]
+    uplink: Int[np.ndarray, "rounds cohort"]
+    downlink: Int[np.ndarray, " rounds"]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Traffic"]) -> "Traffic":
+        """Several rounds' after another."""
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 class Engine(ABC):
@@ -26,15 +45,20 @@ class Engine(ABC):
     def start(self) -> State:
         """The state before the first round."""
 
-    @abstractmethod
     def advance(self, state: State, rounds: int) -> State:
         """The state so many rounds later. An update that is not finite raises `DivergedError`."""
+        return self.record(state, rounds)[0]
+
+    @abstractmethod
+    def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
+        """As `advance`, with the length of every message on the way."""
 
     @abstractmethod
     def each_client(self, function: ClientFunction) -> OnClients:
         """A function of one client, made into one of many."""
 
 
-def memory_of(memory: Memory, client: Any) -> Memory:
-    """One client's memory, or several clients' for an array of clients."""
-    return jax.tree.map(lambda leaf: leaf[client], memory)
+def kept_by(client: Any, kept: Kept) -> Kept:
+    """What one client keeps, or several clients for an array of clients."""
+    own: Kept = jax.tree.map(lambda leaf: leaf[client], kept)
+    return own

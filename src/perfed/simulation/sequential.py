@@ -11,9 +11,10 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from perfed.errors import require
-from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
+from perfed.simulation.engine import ClientFunction, Engine, OnClients, Traffic, kept_by
 from perfed.simulation.setup import Contribution, Setup, State, World
 
 
@@ -32,34 +33,39 @@ class Sequential(Engine):
     def _take_turn(self) -> Any:
         return jax.jit(self.setup.take_turn)
 
+    @cached_property
+    def _broadcast(self) -> Any:
+        return jax.jit(self.setup.broadcast)
+
     def start(self) -> State:
         """The state before the first round."""
         return self.setup.first_state(self._world)
 
-    def advance(self, state: State, rounds: int) -> State:
+    def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
         """So many rounds, one client at a time."""
+        log = []
         for _ in range(rounds):
-            memory = state.memory
+            kept, uplink = state.kept, []
             total: Any = None
             culprits = []
-            for client in self.setup.pick_cohort(state.round):
-                own = memory_of(state.memory, client)
-                given: Contribution = self._take_turn(
-                    self._world, state.w, own, state.round, client
-                )
+            cohort = self.setup.pick_cohort(state.round)
+            w, downlink = self._broadcast(state.w, state.round)
+            for client in cohort:
+                own = kept_by(client, state.kept)
+                given: Contribution = self._take_turn(self._world, w, own, state.round, client)
+                uplink.append(int(given.bytes))
                 culprits += [] if given.finite else [int(client)]
                 part = jax.tree.map(
                     lambda leaf, weight=given.weight: weight.astype(leaf.dtype) * leaf,
                     (jnp.ones(()), given.change, given.iterate),
                 )
                 total = part if total is None else jax.tree.map(jnp.add, total, part)
-                memory = jax.tree.map(
-                    lambda all, new, i=client: all.at[i].set(new), memory, given.memory
-                )
+                kept = jax.tree.map(lambda all, new, i=client: all.at[i].set(new), kept, given.kept)
             if culprits:
                 raise self.setup.diverged(int(state.round), min(culprits))
-            state = self.setup.close_round(state, total, memory)
-        return state
+            state = self.setup.close_round(state, total, kept)
+            log.append((cohort, uplink, downlink))
+        return state, Traffic(*(np.array(part) for part in zip(*log, strict=True)))
 
     def each_client(self, function: ClientFunction) -> OnClients:
         """A loop over the clients."""
@@ -69,7 +75,7 @@ class Sequential(Engine):
             chosen = range(self.setup.federation.clients) if clients is None else clients
             require(len(chosen) >= 1, "clients", clients, "name at least one")
             results = [
-                compiled(self._world, state.w, memory_of(state.memory, i), state.round, i)
+                compiled(self._world, state.w, kept_by(i, state.kept), state.round, i)
                 for i in chosen
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)

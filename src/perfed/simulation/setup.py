@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from perfed.codecs import Codec, Float32, Sent
 from perfed.data import Federation, FlatExamples
 from perfed.errors import DivergedError, FieldError, require, require_choice, require_count
 from perfed.methods import Method, Turn
@@ -16,6 +17,20 @@ from perfed.randomness import IntLike, Purpose, fold, permuted
 
 Weighting = Literal["uniform", "size"]
 
+_AS_IT_IS = Float32()
+
+
+class Kept(NamedTuple):
+    """What a client keeps between its turns, and never sends.
+
+    Attributes:
+        memory: the method's; None if nothing.
+        residual: what its messages have left out so far; None without error feedback.
+    """
+
+    memory: Memory
+    residual: Params | None
+
 
 class State(NamedTuple):
     """Where a run stands; all there is to save.
@@ -23,13 +38,13 @@ class State(NamedTuple):
     Attributes:
         round: how many rounds are done.
         w: the global model.
-        memory: what each client remembers, stacked along a first axis; None if nothing.
+        kept: what each client keeps, stacked along a first axis.
         iterate: the cohort's mean iterate in the last round, where the method sends one.
     """
 
     round: Int[Array, ""]
     w: Params
-    memory: Memory
+    kept: Kept
     iterate: Params | None
 
 
@@ -55,17 +70,19 @@ class Contribution(NamedTuple):
 
     Attributes:
         weight: the client's weight in the mean.
-        change: its local model minus the global one.
-        iterate: its iterate minus the global model, if the method sends one.
-        memory: what it keeps; this one stays with the client.
+        change: its local model minus the one it was sent, as the server receives it.
+        iterate: its iterate minus the model it was sent, if the method sends one.
+        kept: what it keeps; this one stays with the client.
         finite: whether all that it sends and keeps is finite.
+        bytes: the length of its messages.
     """
 
     weight: Float[Array, ""]
     change: Params
     iterate: Params | None
-    memory: Memory
+    kept: Kept
     finite: Bool[Array, ""]
+    bytes: Int[Array, ""]
 
 
 @final
@@ -81,6 +98,8 @@ class Setup:
         seed: the seed of everything random in the run.
         weighting: the mean over the cohort: `uniform` as in the papers, or by training `size`.
         sampling: how batches are drawn (`Objective.batches`).
+        codec: how clients' changes become messages.
+        downlink: how the server's model becomes one, the same for the whole cohort.
     """
 
     federation: Federation
@@ -90,6 +109,8 @@ class Setup:
     seed: int = 0
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
+    codec: Codec = _AS_IT_IS
+    downlink: Codec = _AS_IT_IS
 
     def __post_init__(self) -> None:
         what = "must be a method, such as FedAvg(), not its class or name"
@@ -102,6 +123,12 @@ class Setup:
         require(1 <= self.cohort <= clients, "cohort", self.cohort, allowed)
         require_choice("weighting", self.weighting, get_args(Weighting))
         require_choice("sampling", self.sampling, get_args(Sampling))
+        for field in ("codec", "downlink"):
+            given = getattr(self, field)
+            what = "must be a codec, such as LowPrecision(), not its class or name"
+            require(isinstance(given, Codec), field, given, what)
+        allowed = "has no error feedback: every round sends a whole model to another cohort"
+        require(not self.downlink.error_feedback, "downlink", self.downlink, allowed)
 
     def _check_model(self) -> None:
         """The model takes these inputs, and gives an output for each class or for the target."""
@@ -142,9 +169,10 @@ class Setup:
     def first_state(self, world: World) -> State:
         """Fresh parameters, and the memory of clients that have not had a turn."""
         w = self.task.model.init(fold(self.seed, Purpose.INIT))
-        memory, n = self.method.first_memory(w), self.federation.clients
-        shapes = jax.eval_shape(self.take_turn, world, w, memory, 0, 0)
-        everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), memory)
+        residual = jax.tree.map(jnp.zeros_like, w) if self.codec.error_feedback else None
+        kept, n = Kept(self.method.first_memory(w), residual), self.federation.clients
+        shapes = jax.eval_shape(self.take_turn, world, w, kept, 0, 0)
+        everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), kept)
         return State(jnp.int32(0), w, everyones, None if shapes.iterate is None else w)
 
     def pick_cohort(
@@ -173,21 +201,44 @@ class Setup:
         examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
         return Objective(self.task, examples, self.sampling)
 
+    def broadcast(self, w: Params, round: IntLike) -> Sent:
+        """The server's model as the cohort receives it, and the length of the message."""
+        sent = self.downlink.send(fold(self.seed, Purpose.DOWNLINK, round), w)
+        return sent if self.method.sends else Sent(w, jnp.int32(0))
+
     def take_turn(
-        self, world: World, w: Params, memory: Memory, round: IntLike, client: IntLike
+        self, world: World, w: Params, kept: Kept, round: IntLike, client: IntLike
     ) -> Contribution:
-        """One client's turn in a round."""
+        """One client's turn in a round, from the model it was sent."""
         objective = self.objective(world.train, client)
         key = fold(self.seed, Purpose.LOCAL, round, client)
-        reply = self.method.local(objective, w, memory, self.turn(round), key)
-        sent = change(reply.w, w)
-        iterate = None if reply.iterate is None else change(reply.iterate, w)
+        reply = self.method.local(objective, w, kept.memory, self.turn(round), key)
+        due = change(reply.w, w)
+        if kept.residual is not None:
+            due = changed(due, kept.residual)
+        sent = self._uplink(due, round, client, message=0)
+        residual = None if kept.residual is None else change(due, sent.received)
+        iterate, extra = None, jnp.int32(0)
+        if reply.iterate is not None:
+            iterate, extra = self._uplink(change(reply.iterate, w), round, client, message=1)
         weight = objective.examples.size if self.weighting == "size" else 1.0
-        finite = all_finite((sent, iterate, reply.memory))
-        return Contribution(jnp.asarray(weight, float), sent, iterate, reply.memory, finite)
+        kept = Kept(reply.memory, residual)
+        finite = all_finite((due, sent.received, iterate, kept))
+        return Contribution(
+            jnp.asarray(weight, float),
+            sent.received,
+            iterate,
+            kept,
+            finite,
+            sent.bytes + extra if self.method.sends else jnp.int32(0),
+        )
+
+    def _uplink(self, due: Params, round: IntLike, client: IntLike, message: int) -> Sent:
+        key = fold(self.seed, Purpose.UPLINK, round, client)
+        return self.codec.send(jax.random.fold_in(key, message), due)
 
     def close_round(
-        self, state: State, total: tuple[Float[Array, ""], Params, Params | None], memory: Memory
+        self, state: State, total: tuple[Float[Array, ""], Params, Params | None], kept: Kept
     ) -> State:
         """The next state, from the cohort's weighted sums (weight, change, iterate)."""
         weight, change_sum, iterate_sum = total
@@ -196,7 +247,7 @@ class Setup:
         )
         w = self.method.merge(state.w, mean_change)
         iterate = None if mean_iterate is None else changed(state.w, mean_iterate)
-        return State(state.round + 1, w, memory, iterate)
+        return State(state.round + 1, w, kept, iterate)
 
     def diverged(self, round: int, client: int) -> DivergedError:
         """The error for an update that is not finite."""

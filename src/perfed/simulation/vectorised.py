@@ -19,18 +19,23 @@ from jaxtyping import Array, Bool, Int
 from perfed.errors import require, require_count
 from perfed.objective import BLOCK
 from perfed.simulation.devices import AXIS, mesh
-from perfed.simulation.engine import ClientFunction, Engine, OnClients, memory_of
-from perfed.simulation.setup import Contribution, Setup, State, World
+from perfed.simulation.engine import ClientFunction, Engine, OnClients, Traffic, kept_by
+from perfed.simulation.setup import Contribution, Kept, Setup, State, World
 
 # A client at work holds several copies of the model (iterates, gradients) and a block of examples;
 # all the clients that a device vectorises at once should stay below this many bytes of them.
 _COPIES = 8
 _BYTES_AT_ONCE = 512 * 2**20
 
+# The traffic of a block of rounds comes back with it, so a block is at most so long.
+_LOG = 256
+
 EVERYWHERE = PartitionSpec()
 SHARED_OUT = PartitionSpec(AXIS)
 
-_Block = Callable[[World, State, Int[Array, ""]], tuple[State, Int[Array, ""]]]
+# A state, a client whose update was not finite (or the number of clients), and the rounds' traffic.
+_Progress = tuple[State, Int[Array, ""], tuple[Array, Array, Array]]
+_Block = Callable[[World, State, Int[Array, ""]], _Progress]
 
 
 @final
@@ -68,33 +73,51 @@ class Vectorised(Engine):
         placed: State = jax.device_put(state, NamedSharding(self._mesh, EVERYWHERE))
         return placed
 
-    def advance(self, state: State, rounds: int) -> State:
-        """So many rounds, in one call of a compiled program."""
-        state, culprit = self._block(self._world, state, state.round + rounds)
-        if int(culprit) < self.setup.federation.clients:
-            raise self.setup.diverged(int(state.round), int(culprit))
-        return state
+    def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
+        """So many rounds, in blocks that are one call of a compiled program each."""
+        parts, cohort = [], self.setup.cohort
+        for done in range(0, rounds, _LOG):
+            count = min(_LOG, rounds - done)
+            state, culprit, log = self._block(self._world, state, state.round + count)
+            if int(culprit) < self.setup.federation.clients:
+                raise self.setup.diverged(int(state.round), int(culprit))
+            picked, uplink, downlink = (np.asarray(part)[:count] for part in log)
+            parts.append(Traffic(picked[:, :cohort], uplink[:, :cohort], downlink))
+        return state, Traffic.joined(parts)
 
     @cached_property
     def _block(self) -> "_Block":
         nobody = self.setup.federation.clients
 
-        def block(world: World, state: State, end: Int[Array, ""]) -> tuple[State, Array]:
-            def going_on(carry: tuple[State, Array]) -> Bool[Array, ""]:
-                state, culprit = carry
+        def block(world: World, state: State, end: Int[Array, ""]) -> _Progress:
+            seats = self._layout(self.setup.cohort, state)[1] * self._mesh.size
+            first = state.round
+            empty = (
+                jnp.zeros((_LOG, seats), jnp.int32),
+                jnp.zeros((_LOG, seats), jnp.int32),
+                jnp.zeros(_LOG, jnp.int32),
+            )
+
+            def going_on(carry: _Progress) -> Bool[Array, ""]:
+                state, culprit, _ = carry
                 return (state.round < end) & (culprit == nobody)
 
-            def one_round(carry: tuple[State, Array]) -> tuple[State, Array]:
-                return self._round(world, carry[0])
+            def one_round(carry: _Progress) -> _Progress:
+                state, _, log = carry
+                after, culprit, traffic = self._round(world, state)
+                place = state.round - first
+                log = jax.tree.map(lambda all, new: all.at[place].set(new), log, traffic)
+                return after, culprit, log
 
-            return jax.lax.while_loop(going_on, one_round, (state, jnp.int32(nobody)))
+            return jax.lax.while_loop(going_on, one_round, (state, jnp.int32(nobody), empty))
 
         compiled: _Block = self._on_devices(block, (EVERYWHERE,) * 3, EVERYWHERE)
         return compiled
 
-    def _round(self, world: World, state: State) -> tuple[State, Int[Array, ""]]:
+    def _round(self, world: World, state: State) -> _Progress:
         """One round as one device sees it; also a client whose update was not finite, if any."""
         setup, nobody = self.setup, self.setup.federation.clients
+        w, downlink = setup.broadcast(state.w, state.round)
         chunk, seats = self._layout(setup.cohort, state)
         mine = setup.pick_cohort(
             state.round, jax.lax.axis_index(AXIS) * seats + jnp.arange(seats, dtype=jnp.int32)
@@ -102,9 +125,9 @@ class Vectorised(Engine):
 
         def add_chunk(total: Any, clients: Int[Array, " chunk"]) -> tuple[Any, Any]:
             present = clients < nobody
-            own = memory_of(state.memory, jnp.minimum(clients, nobody - 1))
+            own = kept_by(jnp.minimum(clients, nobody - 1), state.kept)
             given: Contribution = jax.vmap(setup.take_turn, in_axes=(None, None, 0, None, 0))(
-                world, state.w, own, state.round, jnp.minimum(clients, nobody - 1)
+                world, w, own, state.round, jnp.minimum(clients, nobody - 1)
             )
             weight = jnp.where(present, given.weight, 0.0)
 
@@ -115,26 +138,30 @@ class Vectorised(Engine):
 
             sums = jax.tree.map(weighted_sum, (given.change, given.iterate))
             culprit = jnp.where(present & ~given.finite, clients, nobody).min()
-            return jax.tree.map(jnp.add, total, (weight.sum(), *sums)), (given.memory, culprit)
+            total = jax.tree.map(jnp.add, total, (weight.sum(), *sums))
+            return total, (given.kept, culprit, given.bytes)
 
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (state.w, state.iterate)))
-        total, (memories, culprits) = jax.lax.scan(add_chunk, zeros, mine.reshape(-1, chunk))
+        total, (kept, culprits, uplink) = jax.lax.scan(add_chunk, zeros, mine.reshape(-1, chunk))
         total = jax.lax.psum(total, AXIS)
         culprit = jax.lax.pmin(culprits.min(), AXIS)
 
         good = culprit == nobody
-        written = jnp.where(good, jax.lax.all_gather(mine, AXIS, tiled=True), nobody)
+        cohort = jax.lax.all_gather(mine, AXIS, tiled=True)
+        written = jnp.where(good, cohort, nobody)
 
         def write(everyones: Array, new: Array) -> Array:
             new = jax.lax.all_gather(new, AXIS).reshape(-1, *everyones.shape[1:])
             return everyones.at[written].set(new, mode="drop")
 
-        memory = jax.tree.map(write, state.memory, memories)
-        after = setup.close_round(state, total, None)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), after, state._replace(memory=None)
+        everyones = jax.tree.map(write, state.kept, kept)
+        nothing = Kept(None, None)
+        after = setup.close_round(state, total, nothing)
+        after = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old), after, state._replace(kept=nothing)
         )
-        return kept._replace(memory=memory), culprit
+        traffic = (cohort, jax.lax.all_gather(uplink.ravel(), AXIS, tiled=True), downlink)
+        return after._replace(kept=everyones), culprit, traffic
 
     def each_client(self, function: ClientFunction) -> OnClients:
         """All clients in parallel, dealt to the devices so that each has as much to do."""
@@ -143,7 +170,7 @@ class Vectorised(Engine):
             chunk, _ = self._layout(clients.shape[0] * self._mesh.size, state)
 
             def one(client: Int[Array, ""]) -> Any:
-                own = memory_of(state.memory, client)
+                own = kept_by(client, state.kept)
                 return function(world, state.w, own, state.round, client)
 
             results = jax.lax.map(jax.vmap(one), clients.reshape(-1, chunk))

@@ -1,0 +1,404 @@
+"""What is sent in a round: every method with every codec, its bytes, and what it costs in time."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import problems
+from perfed import (
+    MLR,
+    BFloat16,
+    Codec,
+    Config,
+    ConfigError,
+    FedAvg,
+    Federation,
+    FieldError,
+    Float16,
+    Float32,
+    Local,
+    LowPrecision,
+    Method,
+    Network,
+    PerFedAvg,
+    PFedMe,
+    RandomK,
+    Result,
+    Sequential,
+    Setup,
+    Sign,
+    Task,
+    TopK,
+    Vectorised,
+    fedpaq,
+    load,
+    qsgd,
+    simulate,
+    synthetic,
+)
+from perfed.codecs import CODECS
+from perfed.methods import METHODS
+from perfed.randomness import Purpose, fold
+from perfed.simulation import Kept, Traffic
+
+METHODS_TRIED: list[Method] = [
+    FedAvg(lr=0.1, tau=5, batch=20),
+    PerFedAvg("hf", alpha=0.05, beta=0.1, tau=5, batch=20),
+    PFedMe(lam=5.0, eta=0.05, local_rounds=5, inner_lr=0.1),
+    Local(lr=0.1, tau=5),
+]
+CODECS_TRIED: list[Codec] = [
+    Float32(),
+    Float16(),
+    BFloat16(),
+    LowPrecision(4),
+    Sign(error_feedback=True),
+    TopK(0.2, LowPrecision(7), error_feedback=True),
+    RandomK(0.3),
+]
+
+
+@pytest.fixture(scope="module")
+def data() -> Federation:
+    return synthetic(clients=8, features=12, classes=4, sizes="fedprox", seed=1)
+
+
+@pytest.mark.parametrize("codec", CODECS_TRIED, ids=lambda c: c.name)
+@pytest.mark.parametrize("method", METHODS_TRIED, ids=lambda m: m.name)
+def test_every_method_with_every_codec(data: Federation, method: Method, codec: Codec) -> None:
+    """It learns, and a round's bytes are the lengths of the messages that `encode` makes."""
+    setup = Setup(data, Task(MLR(12, 4)), method, 4, seed=3, codec=codec)
+    engine = Vectorised(setup)
+    first = engine.start()
+    state, traffic = engine.record(first, 1)
+    plain = dataclasses.replace(setup, codec=Float32())
+    world = plain.world()
+    turn = jax.jit(plain.take_turn)
+    memory = method.first_memory(first.w)
+    for client, sent in zip(traffic.cohort[0], traffic.uplink[0], strict=True):
+        given = turn(world, first.w, Kept(memory, None), 0, client)
+        key = jax.random.fold_in(fold(3, Purpose.UPLINK, 0, int(client)), 0)
+        message = codec.encode(key, given.change)
+        assert sent == (len(message) if method.sends else 0)
+        assert len(codec.decode(message, first.w)["w"]) == 4
+    from perfed.evaluation import Evaluator
+
+    score = Evaluator(engine)
+    last = engine.advance(state, 25)
+    before, after = (score(s).scores["personalized"].loss.mean() for s in (first, last))
+    assert after < 0.8 * before
+
+
+def test_all_methods_and_codecs_are_tried() -> None:
+    assert {type(m) for m in METHODS_TRIED} == set(METHODS.values())
+    assert {type(c) for c in CODECS_TRIED} == set(CODECS.values())
+
+
+def test_engines_agree_on_what_is_sent(data: Federation) -> None:
+    """One client after another or all at once: the same models, and the same bytes."""
+    codec = LowPrecision(15, error_feedback=True)
+    setup = Setup(
+        data, Task(MLR(12, 4)), PFedMe(), 5, codec=codec, downlink=LowPrecision(1023)
+    )  # fmt: skip
+    results = [
+        engine.record(engine.start(), 3) for engine in (Sequential(setup), Vectorised(setup))
+    ]
+    (one, sent), (other, sent_too) = results
+    np.testing.assert_array_equal(sent.cohort, sent_too.cohort)
+    np.testing.assert_array_equal(sent.downlink, sent_too.downlink)
+    np.testing.assert_allclose(sent.uplink, sent_too.uplink, atol=2)
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert sent.uplink.shape == (3, 5)
+    pieces = Vectorised(setup)
+    state, first = pieces.record(pieces.start(), 1)
+    _, rest = pieces.record(state, 2)
+    for a, b in zip(Traffic.joined([first, rest]), sent_too, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_more_rounds_than_a_block_records(data: Federation) -> None:
+    engine = Vectorised(Setup(data, Task(MLR(12, 4)), FedAvg(tau=1), 2))
+    state, traffic = engine.record(engine.start(), 300)
+    assert int(state.round) == 300
+    assert traffic.uplink.shape == (300, 2)
+    assert len(set(traffic.uplink.ravel())) == 1  # float32: all of one length
+    assert len({tuple(c) for c in traffic.cohort}) > 20
+    for round in (0, 255, 256, 299):
+        np.testing.assert_array_equal(traffic.cohort[round], engine.setup.pick_cohort(round))
+
+
+def test_it_is_the_change_that_is_quantised() -> None:
+    """One FedPAQ round in NumPy: w + mean of Q(w_i - w); never Q of a model."""
+    data = problems.federation(sizes=(30, 40))
+    method = FedAvg(lr=0.05, tau=1, batch="full")
+    setup = dataclasses.replace(problems.setup(method, data), codec=LowPrecision(2))
+    engine = Sequential(setup)
+    first = engine.start()
+    w = jnp.full_like(first.w, 3.0)
+    after = engine.advance(first._replace(w=w), 1).w
+    changes = []
+    for client in range(2):
+        x, y = (np.asarray(part, np.float64) for part in data.train.client(client))
+        gradient = x.T @ (x @ np.asarray(w) - y) / len(y)
+        exact = jnp.asarray(-0.05 * gradient, jnp.float32)
+        key = jax.random.fold_in(fold(setup.seed, Purpose.UPLINK, 0, client), 0)
+        sent = np.asarray(LowPrecision(2).compress(key, exact))
+        assert np.abs(sent - exact).max() > 1e-3  # it does lose something
+        changes.append(sent)
+    np.testing.assert_allclose(after, w + np.mean(changes, axis=0), rtol=1e-5)
+
+
+def test_error_feedback_stays_with_the_client_and_is_made_up_for() -> None:
+    """What a message leaves out is kept, added to the next change, and not sent to anybody."""
+    data = problems.federation(sizes=(30, 40))
+    method = FedAvg(lr=0.05, tau=1, batch="full")
+    codec = TopK(0.3, error_feedback=True)
+    setup = dataclasses.replace(problems.setup(method, data), codec=codec)
+    engine = Vectorised(setup)
+    state = engine.start()
+    plain = Sequential(dataclasses.replace(setup, codec=Float32()))
+    kept = np.zeros((2, *np.shape(state.w)))
+    for round in range(3):
+        due, sent = [], []
+        for client in range(2):
+            given = plain.setup.take_turn(
+                plain.setup.world(), state.w, Kept(None, None), round, client
+            )
+            due.append(np.asarray(given.change) + kept[client])
+            sent.append(np.asarray(codec.compress(jax.random.key(0), jnp.asarray(due[-1]))))
+            kept[client] = due[-1] - sent[-1]
+        after = engine.advance(state, 1)
+        np.testing.assert_allclose(after.w, state.w + np.mean(sent, axis=0), rtol=1e-4, atol=1e-6)
+        residual = np.asarray(after.kept.residual)
+        np.testing.assert_allclose(residual, kept, rtol=1e-4, atol=1e-5)
+        state = after
+    assert np.abs(kept).max() > 0
+
+
+def test_a_coarse_downlink_is_what_clients_start_from() -> None:
+    data = problems.federation(sizes=(30,))
+    method = FedAvg(lr=0.05, tau=1, batch="full")
+    coarse = LowPrecision(3)
+    setup = dataclasses.replace(problems.setup(method, data), downlink=coarse)
+    engine = Sequential(setup)
+    first = engine.start()
+    w = jnp.arange(1.0, 1.0 + len(first.w))
+    state, traffic = engine.record(first._replace(w=w), 1)
+    key = fold(setup.seed, Purpose.DOWNLINK, 0)
+    received = np.asarray(coarse.compress(key, w))
+    assert np.abs(received - w).max() > 0.01
+    x, y = (np.asarray(part, np.float64) for part in data.train.client(0))
+    step = -0.05 * x.T @ (x @ received - y) / len(y)
+    np.testing.assert_allclose(state.w, w + step, rtol=1e-4)
+    assert traffic.downlink[0] == len(coarse.encode(key, w))
+    with pytest.raises(FieldError, match="no error feedback"):
+        dataclasses.replace(setup, downlink=Sign(error_feedback=True))
+
+
+def test_the_iterate_is_sent_and_counted_too(data: Federation) -> None:
+    """Per-FedAvg, Remark 4.7: a second message."""
+    one, two = (
+        Setup(data, Task(MLR(12, 4)), PerFedAvg(tau=2, send_iterate=send), 2, codec=Float16())
+        for send in (False, True)
+    )
+    bytes_of = [Vectorised(s).record(Vectorised(s).start(), 1)[1].uplink[0, 0] for s in (one, two)]
+    assert bytes_of[1] == 2 * bytes_of[0]
+
+
+def test_fedpaq_and_qsgd_are_fedavg_with_the_codec() -> None:
+    """Algorithm 1, and the step sizes of Theorems 1 and 2."""
+    method, codec, cohort = fedpaq(rounds=100, tau=5, r=25, s=3, lr=0.1)
+    assert (method, codec, cohort) == (FedAvg(lr=0.1, tau=5, batch=10), LowPrecision(3), 25)
+    one = fedpaq(rounds=100, tau=5, mu=0.5).method
+    assert one == FedAvg(lr=8.0, tau=5, batch=10, diminishing=True)
+    two = fedpaq(rounds=20, tau=5, smoothness=2.0).method
+    assert isinstance(two, FedAvg)
+    assert two.lr == pytest.approx(1 / (2 * np.sqrt(100)))
+    assert qsgd(rounds=10, s=2, lr=0.1) == fedpaq(rounds=10, tau=1, s=2, lr=0.1)
+    with pytest.raises(FieldError, match="exactly one of lr, mu"):
+        fedpaq(rounds=10)
+    with pytest.raises(FieldError, match="exactly one of lr, mu"):
+        fedpaq(rounds=10, lr=0.1, mu=1.0)
+
+
+def test_theorem_1_rate_diminishes() -> None:
+    """In round k the steps are 4 / (mu (k tau + 1)) times the gradient."""
+    data = problems.federation(sizes=(30,))
+    method = FedAvg(lr=0.1, tau=1, batch="full", diminishing=True)
+    engine = Sequential(problems.setup(method, data))
+    state = engine.start()
+    x, y = (np.asarray(part, np.float64) for part in data.train.client(0))
+    for k in range(3):
+        gradient = x.T @ (x @ np.asarray(state.w) - y) / len(y)
+        after = engine.advance(state, 1)
+        expected = np.asarray(state.w) - 0.1 / (k + 1) * gradient
+        np.testing.assert_allclose(after.w, expected, rtol=1e-4, atol=1e-6)
+        state = after
+
+
+def traffic_of(uplink: Any, downlink: Any, cohort: Any) -> Traffic:
+    return Traffic(np.array(cohort), np.array(uplink), np.array(downlink))
+
+
+def test_the_time_of_a_round_is_the_papers() -> None:
+    """All bits over the shared link, and the slowest of the shifted-exponential computations."""
+    traffic = traffic_of([[100, 300], [50, 50]], [10, 10], [[0, 2], [1, 0]])
+    gradients = np.array([10, 20, 40])
+    network = Network(bandwidth=800.0, shift=0.5, scale=4.0)
+    seconds = network.seconds(traffic, gradients, seed=7, first_round=0)
+    for k in range(2):
+        luck = np.random.default_rng([7, k]).exponential(size=2)
+        times = [gradients[c] * (0.5 + e / 4) for c, e in zip(traffic.cohort[k], luck, strict=True)]
+        assert seconds[k] == pytest.approx(8 * traffic.uplink[k].sum() / 800 + max(times))
+    later = network.seconds(
+        traffic_of([[50, 50]], [10], [[1, 0]]), gradients, seed=7, first_round=1
+    )
+    assert later[0] == seconds[1]  # a run that is taken up again has the same luck
+    own = dataclasses.replace(
+        network, down_bandwidth=80.0, client_bandwidth=(8.0, 8.0, 16.0), client_speed=(1, 1, 2.0)
+    )
+    luck = np.random.default_rng([7, 0]).exponential(size=2)
+    first = 10 * (0.5 + luck[0] / 4) + 8 * 100 / 8
+    second = 40 * (0.5 + luck[1] / 4) / 2 + 8 * 300 / 16
+    expected = 8 * 10 / 80 + max(first, second) + 8 * 400 / 800
+    assert own.seconds(traffic, gradients, 7, 0)[0] == pytest.approx(expected)
+
+
+def test_the_mean_computation_is_what_the_ratio_says() -> None:
+    """C_comm/C_comp = (p F / BW) / (shift + 1/scale)."""
+    network = Network.of_ratio(100, parameters=785, shift=1e-3, scale=500.0)
+    assert 785 * 32 / network.bandwidth / (1e-3 + 1 / 500) == pytest.approx(100)
+    rounds = 20_000
+    nothing = np.zeros((rounds, 1), int)
+    traffic = traffic_of(nothing, nothing[:, 0], nothing)
+    seconds = network.seconds(traffic, np.array([1]), seed=0, first_round=0)
+    assert seconds.mean() == pytest.approx(1e-3 + 1 / 500, rel=0.03)
+    assert seconds.min() >= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("method", "gradients"),
+    [
+        (FedAvg(tau=5, batch=10), 50),
+        (FedAvg(tau=5, batch="full"), 500),
+        (PerFedAvg("fo", tau=2, batch=10, batch_outer=7), 34),
+        (PerFedAvg("hf", tau=2, batch=10, batch_outer=7, batch_hessian=5), 54),
+        (PFedMe(local_rounds=3, inner_steps=4, batch=10), 120),
+        (Local(tau=5, batch=10), 50),
+    ],
+    ids=str,
+)
+def test_gradients_of_a_turn(method: Method, gradients: int) -> None:
+    assert method.gradients(100) == gradients
+
+
+def test_fedpaq_wins_at_equal_simulated_time() -> None:
+    """C_comm/C_comp = 100: s = 1 and tau = 5 against no quantiser (FedAvg) and tau = 1 (QSGD)."""
+    data = load("digits", split="iid", clients=20, examples=1600)
+    network = Network.of_ratio(100, 650, shift=1e-4, scale=1e4)
+    shared: dict[str, Any] = {"cohort": 10, "l2": 1e-3, "network": network, "eval_every": 5}
+    paq, sgd = fedpaq(rounds=200, tau=5, s=1, lr=0.2), qsgd(rounds=200, s=1, lr=0.2)
+
+    def run_of(method: Method, codec: Codec, rounds: int) -> Result:
+        return simulate(data, MLR(64, 10), method, rounds=rounds, codec=codec, **shared)
+
+    runs = {
+        "fedpaq": run_of(paq.method, paq.codec, 200),
+        "fedavg": run_of(paq.method, Float32(), 60),
+        "qsgd": run_of(sgd.method, sgd.codec, 200),
+    }
+    seconds = {name: run.costs.seconds for name, run in runs.items()}
+    # All of them as far as the one that stops first.
+    end = min(s[-1] for s in seconds.values() if s is not None)
+
+    def loss(name: str) -> float:
+        clock = seconds[name]
+        assert clock is not None
+        reached = [e for e in runs[name].history if clock[e.round] <= end]
+        return float(reached[-1].scores["global"].loss.mean())
+
+    assert loss("fedpaq") < loss("fedavg")
+    assert loss("fedpaq") < loss("qsgd")
+
+
+CONFIG = """
+rounds = 4
+cohort = 3
+[data]
+source = "synthetic"
+clients = 6
+sizes = "fedprox"
+[model]
+name = "mlr"
+[method]
+name = "fedavg"
+"""
+
+
+def config(tmp_path: Path, text: str, *overrides: str) -> Config:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return Config.load(path, overrides)
+
+
+def test_codecs_from_a_file(tmp_path: Path) -> None:
+    text = CONFIG + (
+        '[codec]\nname = "top-k"\nfraction = 0.2\nerror_feedback = true\n'
+        'inner = { name = "low-precision", levels = 3 }\n'
+        '[codec.downlink]\nname = "float16"\n[network]\nratio = 100\n'
+    )
+    run = config(tmp_path, text)
+    setup = run.build().setup
+    assert setup.codec == TopK(0.2, LowPrecision(3), error_feedback=True)
+    assert setup.downlink == Float16()
+    result = run.run(run.build())
+    assert result.costs.seconds is not None
+    assert result.costs.seconds[-1] > 0
+    changed = config(tmp_path, text, "codec.downlink.name=low-precision", "codec.downlink.levels=9")
+    assert changed.build().setup.downlink == LowPrecision(9)
+
+
+def test_fedpaq_from_a_file(tmp_path: Path) -> None:
+    text = CONFIG.replace('"fedavg"', '"fedpaq"\ntau = 3\nr = 2\ns = 5\nlr = 0.1')
+    setup = config(tmp_path, text.replace("cohort = 3\n", "")).build().setup
+    assert setup.method == FedAvg(lr=0.1, tau=3, batch=10)
+    assert setup.codec == LowPrecision(5)
+    assert setup.cohort == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["codec.name=zip"], "codec.name = 'zip': must be one of 'float32', "),
+        (["codec.name=low-precision", "codec.level=3"], "codec.level: no such setting; did you"),
+        (["codec.name=low-precision", "codec.levels=0"], "codec.levels = 0: must be"),
+        (["codec.name=sign", "codec.downlink.name=zip"], "codec.downlink.name = 'zip': must be"),
+        (["codec.name=sign", "codec.downlink.name=top-k"], "codec.downlink.name = 'top-k': must"),
+        (["codec.name=sign", "codec.downlink.name=float16", "codec.downlink.x=1"],
+         "codec.downlink.x: no such setting"),
+        (["codec.name=float16", "codec.inner.name=sign"], "codec.inner: no such setting"),
+        (["network.ratio=0"], "network.ratio = 0"),
+        (["network.shift=1.0"], "network.ratio = None: give either ratio"),
+        (["network.ratio=1.0", "network.bandwidth=1.0"], "give either ratio"),
+        (["method.name=fedpaq"], "method.lr = None: give exactly one of lr"),
+        (["method.name=fedpaq", "method.lr=0.1", "codec.name=sign"], "codec: fedpaq brings its"),
+        (["method.name=fedpaq", "method.lr=0.1", "method.r=2"], "method.r = 2: cohort says 3"),
+        (["method.name=qsgd", "method.lr=0.1", "method.tau=2"], "method.tau: no such setting"),
+    ],
+)  # fmt: skip
+def test_faults_are_named(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, CONFIG, *overrides)
+    assert message in str(caught.value)
+
+
+def test_clients_need_a_bandwidth_each(tmp_path: Path) -> None:
+    run = config(tmp_path, CONFIG + "[network]\nratio = 10\nclient_speed = [1.0, 2.0]\n")
+    with pytest.raises(ConfigError, match=r"network\.client_speed = .* must have one number for each of 6"):
+        run.run(run.build())
