@@ -161,7 +161,7 @@ def _without_none(value: Any) -> Any:
         (["engine.devices=9"], "engine.devices = 9: this process has 2 cpu device(s)"),
         (["engine.chunk=0"], "engine.chunk = 0: must be a whole number, at least 1"),
         (["lr"], "--set lr: write it as section.key=value, or key=value"),
-        (["a.b.c=1"], "--set a.b.c=1: write it as section.key=value, or key=value"),
+        (["a.b.c.d=1"], "--set a.b.c.d=1: write it as section.key=value, or key=value"),
         (["seed.x=1"], "seed = {'x': 1}: must be a valid integer"),
     ],
 )
@@ -175,8 +175,8 @@ def test_every_fault_is_listed_at_once(write: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.load(write(SMALL), ["rounds=0", "data.clents=3", "method.batch=x"])
     assert [line.split(":")[0].split(" =")[0] for line in str(caught.value).splitlines()] == [
-        "rounds",
         "data.clents",
+        "rounds",
         "method.batch",
     ]
 

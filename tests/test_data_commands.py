@@ -139,8 +139,7 @@ def test_a_regression_from_a_table(own: dict[str, Path], tmp_path: Path) -> None
 
 def test_describe(tmp_path: Path) -> None:
     config = tmp_path / "digits.toml"
-    config.write_text('cohort = 2\n[data]\nsource = "digits"\nclients = 10\n'
-                      '[model]\nname = "mlr"\n[method]\nname = "fedavg"\n')  # fmt: skip
+    config.write_text('[data]\nsource = "digits"\nclients = 10\n')  # all there needs to be
     picture = tmp_path / "labels.png"
     done = perfed("data", "describe", config, "--picture", picture)
     assert done.returncode == 0, done.stderr
@@ -161,6 +160,9 @@ def test_describe_says_what_numpy_says() -> None:
         gap = np.abs(own / own.sum() - everyone / everyone.sum()).sum() / 2
         assert facts.distance[i] == pytest.approx(gap)
         assert facts.classes_held[i] == len(set(data.train.client(i)[1].tolist()))
+        held = np.bincount(data.test.client(i)[1], minlength=10)
+        gap = np.abs(own / own.sum() - held / held.sum()).sum() / 2
+        assert facts.test_distance[i] == pytest.approx(gap)
 
 
 def test_pictures_of_few_and_many_clients(tmp_path: Path) -> None:
@@ -170,6 +172,29 @@ def test_pictures_of_few_and_many_clients(tmp_path: Path) -> None:
         label_picture(facts, path)
         assert f"{clients} clients" in path.read_text() or clients == 5
         assert path.stat().st_size > 5000
+
+
+def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """No formulas, no warnings, however odd the names."""
+    odd = ("$5_ to ^$10", "x" * 50, " ", "\u540d\u524d")
+    counts = np.arange(8).reshape(2, 4)
+    facts = Description(("$a_", "b"), np.ones(2), np.ones(2), odd, counts, counts, None)
+    label_picture(facts, tmp_path / "odd.svg")
+    many = Description(tuple(f"${i}" for i in range(70)), np.ones(70), np.ones(70), odd,
+                       np.ones((70, 4), int), np.ones((70, 4), int), None)  # fmt: skip
+    label_picture(many, tmp_path / "many.png")
+
+
+def test_a_regression_in_the_comparison(own: dict[str, Path], tmp_path: Path) -> None:
+    done = perfed(
+        "run", "--set", "data.source=table", "--set", f"data.path={tmp_path / 'all.csv'}",
+        "--set", "data.client=ward", "--set", "data.label=dose", "--set", "data.task=regression",
+        "--set", 'data.features=["age"]', "--set", "data.split=natural", "--set", "data.clients=3",
+        "--set", "data.standardise=feature", "--set", "data.standardise_target=true",
+        "--set", "cohort=2", "--set", "rounds=2", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "R2 on the clients' held-out data" in done.stdout
 
 
 def test_remarks_warn_before_training(tmp_path: Path) -> None:

@@ -263,7 +263,10 @@ def test_rows_held_out_in_every_format(tmp_path: Path) -> None:
     write(tmp_path / "csv" / "a.csv", columns)
     write(tmp_path / "parquet" / "a.parquet", columns)
     save(tmp_path / "npz" / "a.npz", x=[[1], [2]], y=[0, 1], x_test=[[3]], y_test=[1])
-    pools = [folder(str(tmp_path / form), part="set") for form in ("csv", "parquet", "npz")]
+    pools = [folder(str(tmp_path / form), part="set") for form in ("csv", "parquet")]
+    pools.append(folder(str(tmp_path / "npz")))
+    with pytest.raises(FieldError, match="part = 'set': names columns, which no file"):
+        folder(str(tmp_path / "npz"), part="set")
     for pool in pools:
         assert pool.test is not None
         np.testing.assert_array_equal(pool.test, [False, False, True])
@@ -445,10 +448,20 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
         ['a.csv: there is no column "height"; the columns are "u", "v", "label"; add it'],
     ),
     "missing part": (a_csv(GOOD), {"part": "set"}, ['a.csv: there is no column "set"']),
+    "label not there": (
+        a_csv("u,label\n1,a\n2,b\n3,NA\n"),
+        {},
+        ['a.csv, row 4, column "label"', 'the label "NA" stands for a missing one', "labels"],
+    ),
+    "all but alike": (
+        a_csv("u,label\n1700000001,0\n1700000002,1\n1700000009,0\n"),
+        {},
+        ['a.csv, row 2, column "u"', "32-bit floats", "subtract an offset"],
+    ),
     "semicolons": (
         a_csv("u;v;label\n1;2;0\n"),
-        {"label": "target"},
-        ['there is no column "target"', "cells must be separated by commas"],
+        {},
+        ['there is no column "label"', "cells must be separated by commas"],
     ),
     "column twice": (
         a_csv("u,u,label\n1,2,0\n"),

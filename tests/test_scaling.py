@@ -98,6 +98,8 @@ def test_a_regression_learns_and_is_scored_in_its_own_unit() -> None:
     data = pool.federation(Natural(), standardise_target=True)
     assert data.labels is None
     assert data.outputs == 1
+    marks = data.train.y.astype(np.float64)
+    np.testing.assert_allclose([marks.mean(), marks.std()], [0, 1], atol=1e-5)  # train only
     result = simulate(
         data, MLR(3, 1), PFedMe(lam=1.0, eta=0.2, inner_lr=0.1, batch=20), rounds=40, cohort=4
     )
@@ -147,3 +149,15 @@ def test_a_model_for_classes_is_refused_for_a_regression() -> None:
     data = Federation.of([(x, x[:, 0])], [(x, x[:, 0])])
     with pytest.raises(FieldError, match=r"outputs of shape \(3,\), but the data are a regression"):
         simulate(data, MLR(2, 3), FedAvg(), rounds=1, cohort=1)
+
+
+def test_targets_are_standardised_in_double_precision() -> None:
+    x = np.zeros((97, 1), np.float32)
+    same = Pool(x, np.full(97, 0.1, np.float32), None)
+    data = same.federation(IID(2), standardise_target=True)
+    assert data.target[1] == 1.0
+    np.testing.assert_allclose(data.train.y, 0, atol=1e-7)
+    large = np.random.default_rng(0).normal(1.7e9, 1e5, 97).astype(np.float32)
+    data = Pool(x, large, None).federation(IID(2), standardise_target=True)
+    assert abs(data.train.y.mean()) < 1e-3
+    assert data.train.y.std() == pytest.approx(1, abs=1e-3)

@@ -23,6 +23,7 @@ from perfed.data.splits import (
     Split,
     alike,
     held_out,
+    label_counts,
 )
 from real_data import REAL, needs_real_data
 
@@ -206,15 +207,114 @@ def test_held_out_data_have_the_clients_own_distribution(split: Split, test_from
         np.testing.assert_allclose(test / test.sum(), train / train.sum(), atol=rounding)
 
 
-@pytest.mark.parametrize("split", LABEL_SPLITS, ids=str)
-def test_splits_shuffle(split: Split) -> None:
-    """Rows of a class go to clients at random, not in the order of the file."""
-    y = np.repeat(np.arange(4), 300).astype(np.int32)
-    pool = Pool(np.arange(len(y))[:, None], y, tuple("abcd"))
-    a, b = (pool.federation(split, seed=seed) for seed in (0, 1))
-    assert not np.array_equal(a.train.x, b.train.x)
-    first = np.sort(a.train.client(0)[0][:, 0])
-    assert (np.diff(first) > 1).any()  # not one run of the file
+def sorted_rows(classes: int = 10, each: int = 200) -> Labelled:
+    """Rows in the order of their labels, as many published files have them."""
+    return Labelled(np.repeat(np.arange(classes), each).astype(np.int32), classes)
+
+
+def dealt(split: Split, rows: Labelled, seed: int = 0) -> np.ndarray:
+    """How many rows of each class each client is dealt."""
+    owner, names = split.deal(rows, np.random.default_rng(seed))
+    return label_counts(rows.y, owner, len(names), rows.classes or 1)
+
+
+def test_iid_shuffles() -> None:
+    """From sorted rows, everyone still gets all classes in equal parts, to within chance."""
+    counts = dealt(IID(10), sorted_rows())
+    assert counts.sum(axis=1).tolist() == [200] * 10
+    assert np.abs(counts - 20).max() < 5 * np.sqrt(20)
+
+
+@pytest.mark.parametrize(
+    # Those that share a class's 300 rows out among several clients.
+    "split",
+    [s for s in LABEL_SPLITS if s not in (PFedMe(3, 1), IID(3, 20))],
+    ids=str,
+)
+def test_rows_of_a_class_are_dealt_at_random(split: Split) -> None:
+    """Not in the order of the file, and otherwise with another seed."""
+    rows = sorted_rows(classes=4, each=300)
+    a, b = (split.deal(rows, np.random.default_rng(seed)).owner for seed in (0, 1))
+    assert not np.array_equal(a, b)
+    for c in range(4):
+        owners = a[rows.y == c]
+        owners = owners[owners >= 0]
+        changes = np.count_nonzero(np.diff(owners))
+        if len(set(owners)) > 1:
+            assert changes > 2 * len(set(owners))
+
+
+def test_quantity_skew_follows_its_concentration() -> None:
+    """Sizes as uneven as Dirichlet ones; labels the same for everyone, to within chance."""
+
+    def spread(concentration: float) -> float:
+        split, rows = Quantity(20, concentration), sorted_rows(each=1000)
+        sizes = [dealt(split, rows, seed).sum(axis=1) for seed in range(20)]
+        return float(np.sqrt(np.var(sizes, axis=1).mean()) / 500)
+
+    # The relative spread of a Dirichlet(c x 20) part is sqrt(19 / (20 c + 1)).
+    assert spread(0.5) == pytest.approx(np.sqrt(19 / 11), rel=0.25)
+    assert spread(50.0) == pytest.approx(np.sqrt(19 / 1001), rel=0.25)
+    counts = dealt(Quantity(5, 5.0), sorted_rows(each=1000))
+    mixture = counts / counts.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(mixture, 0.1, atol=0.05)
+
+
+def test_shards_are_dealt_at_random() -> None:
+    """A client's shards seldom touch each other; each holds one label or two."""
+    counts = dealt(Shards(10, 2), sorted_rows())
+    assert np.count_nonzero(counts, axis=1).max() <= 4
+    held = [np.flatnonzero(row) for row in counts]
+    apart = sum(bool(len(h) > 1 and np.diff(h).max() > 1) for h in held)
+    assert apart >= 4
+
+
+def test_per_fedavg_pairs_all_kinds_of_classes() -> None:
+    """The minor and the major class of the second half come in other pairs from turn to turn."""
+    counts = dealt(PerFedAvg(50, a=4), sorted_rows(each=600))[25:]
+    pairs = {(int(row[:5].argmax()), int(row[5:].argmax())) for row in counts}
+    assert len(pairs) == 25
+
+
+def test_natural_clients_are_chosen_at_random() -> None:
+    rows = Labelled(np.zeros(100, np.int32), 1, np.arange(100) // 5, tuple(map(str, range(20))))
+    chosen = {Natural(3).deal(rows, np.random.default_rng(s)).names for s in range(8)}
+    assert len(chosen) > 4
+
+
+def test_a_test_set_is_as_large_as_asked_for() -> None:
+    for fraction in (0.2, 0.6):
+        data = load("digits", clients=10, test_fraction=fraction, split="iid", test_from="test-set")
+        held = data.test.size.sum() / 1797
+        assert held == pytest.approx(fraction, abs=0.02)
+
+
+def test_own_test_rows_are_never_trained_on() -> None:
+    """Where data mark test rows themselves, any split holds out those and no others."""
+    y = (np.arange(200) % 2).astype(np.int32)
+    marks = np.random.default_rng(0).random(200) < 0.3
+    pool = Pool(np.arange(200)[:, None], y, ("n", "y"), test=marks, test_from="test-set")
+    for split in (IID(4), Dirichlet(4, 5.0), Shards(4)):
+        data = pool.federation(split)
+        assert marks[data.test.x[:, 0]].all()
+        assert not marks[data.train.x[:, 0]].any()
+    with pytest.raises(FieldError, match="the set has test rows of its own"):
+        pool.federation(IID(4), test_fraction=0.1)
+    with pytest.raises(FieldError, match="no test rows of their own"):
+        natural_pool().federation(Natural(min_examples=2), test_from="test-set")
+
+
+def test_small_clients_are_tested_on_what_they_train_on() -> None:
+    """A hundred clients of 50 rows, and a test set of a fifth: ten rows each, of like labels."""
+    rows = sorted_rows(each=600)
+    test = np.arange(6000) % 6 == 0
+    pool = Pool(np.zeros((6000, 1)), rows.y, tuple("0123456789"), test=test)
+    data = pool.federation(IID(100), test_from="test-set")
+    assert data.test.size.sum() > 0.85 * test.sum()
+    assert data.test.size.min() >= 7
+    train, held = histograms(data), histograms(data, "test")
+    gap = np.abs(train / train.sum(1, keepdims=True) - held / held.sum(1, keepdims=True))
+    assert (gap.sum(axis=1) / 2).mean() < 0.25  # 10 rows of 10 labels: rounding alone is 0.2
 
 
 def test_dirichlet_uses_every_row_and_leaves_nobody_out() -> None:
@@ -242,6 +342,17 @@ def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
     # The mean largest part of a Dirichlet(0.1 x 10) mixture is about 0.66; of one with 100, 0.13.
     assert 0.5 < largest(0.1) < 0.75
     assert largest(100.0) < 0.2
+
+
+def test_balanced_dirichlet_bends_mixtures_as_little_as_it_must() -> None:
+    """With one class ten times as common, mixtures still differ, and every class is used up."""
+    y = np.repeat(np.arange(4), [4000, 400, 400, 400]).astype(np.int32)
+    counts = dealt(Dirichlet(20, 1.0, balanced=True), Labelled(y, 4))
+    assert counts.sum(axis=0).tolist() == [4000, 400, 400, 400]
+    assert set(counts.sum(axis=1)) == {260}
+    # Without fitting, rows that do not fit are moved at random, and all mixtures become alike.
+    rare = counts[:, 1:] / 260
+    assert rare.std(axis=0).min() > 0.05
 
 
 def test_impossible_requests_are_refused_at_once() -> None:
@@ -306,7 +417,7 @@ def test_windows_of_a_text_share_nothing() -> None:
 
 def test_alike_fits_and_keeps_proportions() -> None:
     counts = np.array([[196, 196, 0], [98, 0, 392]])
-    scaled = alike(counts, np.array([53, 40, 100]))
+    scaled = alike(counts, np.array([53, 40, 100]), np.random.default_rng(0))
     assert (scaled.sum(axis=0) <= [53, 40, 100]).all()
     np.testing.assert_allclose(scaled / 0.18, counts, atol=6)
 
@@ -359,15 +470,17 @@ def test_the_pfedme_split_of_mnist() -> None:
 @needs_real_data
 def test_the_fedpaq_splits() -> None:
     """Figure 1: digits 0 and 8, 50 nodes of 200 examples; 10,000 examples of CIFAR-10."""
-    data = load(
-        "mnist", root=str(REAL), only=(0, 8), split="iid", clients=50, examples=10_000,
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "root": str(REAL), "split": "iid", "clients": 50, "examples": 10_000,
+        "test_from": "test-set",
+    }  # fmt: skip
+    data = load("mnist", only=(0, 8), **settings)
     assert data.labels == ("0", "8")
-    assert (data.train.size + data.test.size == 200).all()
+    assert (data.train.size == 200).all()
     share = histograms(data).sum(axis=0) / data.train.size.sum()
     np.testing.assert_allclose(share, [0.5, 0.5], atol=0.02)
-    cifar = load("cifar10", root=str(REAL), split="iid", clients=50, examples=10_000)
-    assert cifar.train.size.sum() + cifar.test.size.sum() == 10_000
+    cifar = load("cifar10", **settings)
+    assert (cifar.train.size == 200).all()
 
 
 def test_all_splits_are_tested() -> None:

@@ -18,6 +18,7 @@ from perfed.errors import ConfigError, DivergedError
 from perfed.experiment import Config, preparation
 from perfed.experiment import Progress as RunProgress
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
+from perfed.experiment.config import DataConfig
 from perfed.experiment.preparation import preparation_bytes
 from perfed.experiment.summary import FILE, summarise, summary_bytes, write_whole
 from perfed.report.figures import label_picture
@@ -103,7 +104,7 @@ def describe_command(
     """
     picture = picture or Path(f"{config.stem}-labels.png")
     with _errors_shown():
-        read = Config.load(config, settings or [])
+        read = DataConfig.load(config, settings or [])
         _check_picture(picture)
         facts = Description.of(read.build_federation())
         kind = "a regression" if facts.labels is None else f"{len(facts.labels)} classes"
@@ -114,6 +115,8 @@ def describe_command(
         if facts.labels is not None:
             label_picture(facts, picture)
             out.print(f"picture: {picture}")
+        else:
+            out.print("no picture: a regression has no labels to draw")
 
 
 @data_app.command("list")

@@ -13,7 +13,7 @@ from perfed.errors import DivergedError, require, require_choice
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
 from perfed.simulation import Engine, State
-from perfed.simulation.setup import Kept, World
+from perfed.simulation.setup import HINT, Kept, World
 
 AdaptOn = Literal["train", "test"]
 ModelKind = Literal["global", "personalized"]
@@ -126,8 +126,7 @@ class Evaluator:
             if len(lost):
                 raise DivergedError(
                     f"{setup.method.name} diverged: after {int(state.round)} rounds the {kind} "
-                    f"model's loss on client {names[lost[0]]} is not finite. "
-                    "Smaller step sizes usually help"
+                    f"model's loss on client {names[lost[0]]} is not finite. {HINT}"
                 )
             scores[kind] = Scores(self._named(score) | {"loss": loss}, sizes)
         return Evaluation(int(state.round), scores)

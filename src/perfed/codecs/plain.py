@@ -1,5 +1,6 @@
 """Codecs that write every entry alike: as a float of some width, or as its sign."""
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, final
 
@@ -49,7 +50,7 @@ class Float32(Codec):
 
 
 @dataclass(frozen=True)
-class _Half(Codec):
+class _Half(Codec, ABC):
     """Two bytes for each entry."""
 
     kind: ClassVar[type[np.generic]]

@@ -119,10 +119,10 @@ def require_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -
         if name not in columns:
             says = f"there is no column {shown(name)}; the columns are {listed(columns)}"
             close = get_close_matches(name, columns, n=1)
-            if close:
-                says += f"; did you mean {shown(close[0])}?"
-            elif len(columns) == 1 and path.suffix.lower() == ".csv":
+            if len(columns) == 1 and path.suffix.lower() == ".csv":
                 says += "; cells must be separated by commas"
+            elif close:
+                says += f"; did you mean {shown(close[0])}?"
             else:
                 says += "; add it or name another"
             raise fault(path, says)
@@ -196,6 +196,10 @@ def narrowed(wide: np.ndarray) -> tuple[Float32[np.ndarray, " ..."], int | None,
         narrow = wide.astype(np.float32)
     good = np.isfinite(narrow)
     if good.all():
+        # Times in seconds, say, or numbers of accounts: large, and all but alike.
+        if len(wide) and np.abs(narrow - wide).max() > 0.05 * np.std(wide, dtype=np.float64) > 0:
+            says = "the values differ by less than 32-bit floats can tell; subtract an offset"
+            return narrow, 0, says
         return narrow, None, ""
     row = int(np.argmin(good.reshape(len(good), -1).all(axis=1)))
     value = wide[row][~good[row]].flat[0]

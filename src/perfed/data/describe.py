@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfed.data.federation import Federation, FlatExamples
+from perfed.data.splits import label_counts
 
 
 @final
@@ -71,8 +72,8 @@ def _counts(federation: Federation, part: FlatExamples) -> Int[np.ndarray, "clie
     if federation.labels is None:
         return np.zeros((federation.clients, 0), int)
     classes = len(federation.labels)
-    cell = np.repeat(np.arange(federation.clients), part.size) * classes + part.y
-    return np.bincount(cell, minlength=federation.clients * classes).reshape(-1, classes)
+    owner = np.repeat(np.arange(federation.clients), part.size)
+    return label_counts(part.y, owner, federation.clients, classes)
 
 
 def _distance(counts: np.ndarray, others: np.ndarray) -> Float[np.ndarray, " clients"]:

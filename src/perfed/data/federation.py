@@ -110,7 +110,9 @@ class Federation:
         classes: int | None = None,
         names: Sequence[str] | None = None,
         labels: tuple[str, ...] | None = None,
-        **how: Any,
+        vocabulary: tuple[str, ...] | None = None,
+        scaling: Scaling | None = None,
+        target: tuple[float, float] = (0.0, 1.0),
     ) -> Self:
         """From flat examples; refuses clients that have nothing to learn from or be scored on."""
         n = len(train.size)
@@ -150,8 +152,9 @@ class Federation:
                 raise DataError(
                     f"classes must be whole numbers, but the labels are {train.y.dtype}"
                 )
-            return cls(train, test, named, None, **how)
-        return cls(train, test, named, labels or _labels(train.y, test.y, classes), **how)
+            return cls(train, test, named, None, vocabulary, scaling, target)
+        labels = labels or _labels(train.y, test.y, classes)
+        return cls(train, test, named, labels, vocabulary, scaling, target)
 
     @property
     def clients(self) -> int:

@@ -17,6 +17,9 @@ from perfed.data.columns import Texts, fault, listed, shown
 from perfed.data.pool import Pool
 from perfed.errors import DataError, require, require_choice
 
+# What programs write for a label that is not there.
+_MISSING = frozenset({"na", "nan", "null", "none", "n/a"})
+
 Task = Literal["classification", "regression"]
 
 _TABLES: Final = (".csv", ".parquet")
@@ -65,6 +68,9 @@ def folder(
         elif model is not None:
             _require_no_more(path, names, roles, model)
         clients.append([_sheet(path, names, roles)[0]])
+    for name, value in (("features", features), ("part", part)):
+        says = f"names columns, which no file in {root} has; leave it out"
+        require(value is None or any(p.suffix.lower() != ".npz" for p in paths), name, value, says)
     _require_alike(clients)
     rows = [rows for client in clients for rows in client]
     sizes = [sum(len(rows.x) for rows in client) for client in clients]
@@ -180,7 +186,7 @@ def _client_files(root: Path) -> list[Path]:
     if root.is_file():
         raise fault(root, 'is a file; name its folder, or use source = "table"')
     if not root.is_dir():
-        raise fault(root, "there is no such folder; check the path")
+        raise fault(root.absolute(), "there is no such folder; check the path")
     paths = sorted(path for path in root.iterdir() if not path.name.startswith("."))
     if not paths:
         raise fault(root, "the folder is empty; put one .npz, .csv or .parquet file a client there")
@@ -345,7 +351,15 @@ def _pool(
     x = np.concatenate([part.x for part in rows])
     tests = [part.test for part in rows if part.test is not None]
     test = np.concatenate(tests) if tests else None
-    return Pool(x=x, y=y, labels=labels, test=test, client=client, names=names)
+    return Pool(
+        x=x,
+        y=y,
+        labels=labels,
+        test=test,
+        client=client,
+        names=names,
+        test_from=None if test is None else "test-set",
+    )
 
 
 def _labelled(
@@ -360,6 +374,10 @@ def _labelled(
         broken = {value for value in values if not _INTEGER.fullmatch(value)}
         remedy = 'use whole numbers or text, or set task = "regression"'
         _refuse_labels(rows, broken, f"is no whole number; {remedy}")
+    if given is None:
+        missing = {value for value in values if value.lower() in _MISSING}
+        remedy = "fill it in, drop the row, or list it in labels if it is a class"
+        _refuse_labels(rows, missing, f"stands for a missing one; {remedy}")
     # What is given is named along with what is written, so that 1 and 1.0 are the same there too.
     known = columns.named(values | set(given or ()))
     classes = tuple(dict.fromkeys(known[value] for value in given or known))

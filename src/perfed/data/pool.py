@@ -17,6 +17,7 @@ from perfed.data.splits import (
     by_counts,
     held_out,
     held_out_counts,
+    label_counts,
 )
 from perfed.errors import DataError, require, require_choice
 
@@ -41,6 +42,7 @@ class Pool:
             is held out, and so many rows before it are dropped, so that the two share nothing.
             None: the rows are independent.
         standardise: how inputs are scaled unless one asks otherwise.
+        test_from: where held-out data come from unless one asks otherwise; None: as the split says.
     """
 
     x: Shaped[np.ndarray, "examples ..."]
@@ -53,13 +55,14 @@ class Pool:
     vocabulary: tuple[str, ...] | None = None
     gap: int | None = None
     standardise: Standardise = "none"
+    test_from: TestFrom | None = None
 
     def federation(
         self,
         split: Split,
         *,
         test_from: TestFrom | None = None,
-        test_fraction: float = 0.25,
+        test_fraction: float | None = None,
         standardise: Standardise | None = None,
         standardise_target: bool = False,
         seed: int = 0,
@@ -70,9 +73,10 @@ class Pool:
             split: which client gets which rows.
             test_from: where held-out data come from. `client`: each client holds out a part of its
                 own rows. `test-set`: the set's own test rows (or a part set aside first, where it
-                has none) are dealt out in the proportions of the training rows. None: as the split
-                is published, `test-set` for `per-fedavg` and `client` for most.
-            test_fraction: the part that is held out.
+                has none) are dealt out in the proportions of the training rows. None: from rows
+                that own data mark as such, or else as the split is published, `test-set` for
+                `per-fedavg` and `client` for most.
+            test_fraction: the part that is held out; None: a quarter, or what the set itself says.
             standardise: how inputs are scaled (`Scaling.fitted`); None: as is usual for the source.
             standardise_target: give a regression's targets mean 0 and variance 1 over the training
                 data of all clients; scores are in the targets' own unit all the same.
@@ -80,34 +84,40 @@ class Pool:
         """
         if test_from is not None:
             require_choice("test_from", test_from, get_args(TestFrom))
-        if standardise is not None:
-            require_choice("standardise", standardise, get_args(Standardise))
-        require(0 < test_fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
+        kind = standardise or self.standardise
+        require_choice("standardise", kind, get_args(Standardise))
+        no_scale = "these inputs are symbols of a text, which have no scale"
+        require(self.vocabulary is None or kind == "none", "standardise", kind, no_scale)
+        no_target = "is for regressions; these data have classes"
+        fits = self.labels is None or not standardise_target
+        require(fits, "standardise_target", standardise_target, no_target)
         require(0 <= seed < 2**32, "seed", seed, "must be between 0 and 2^32 - 1")
-        rng = np.random.default_rng(seed)
-        from_test_set = split.test_set if test_from is None else test_from == "test-set"
-        if self.gap is not None and not isinstance(split, Natural):
+        natural = isinstance(split, Natural)
+        if self.gap is not None and not natural:
             raise DataError(
                 "these rows are overlapping windows of texts, which other splits would tear apart; "
                 'use split = "natural"'
             )
-        if isinstance(split, Natural) and self.test is None:
-            from_test_set = False
-        deal = self._deal_both if from_test_set else self._deal_then_hold_out
-        names, train_rows, test_rows = deal(split, test_fraction, rng)
+        usual = "test-set" if split.test_set and not (natural and self.test is None) else "client"
+        chosen = test_from or self.test_from or usual
+        marked = self.test is not None or not natural or chosen == "client"
+        require(marked, "test_from", test_from, "these data have no test rows of their own")
+        given = chosen == "test-set" and self.test is not None
+        said = "the set has test rows of its own, which are what is held out"
+        require(not given or test_fraction is None, "test_fraction", test_fraction, said)
+        fraction = 0.25 if test_fraction is None else test_fraction
+        require(0 < fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
+        rng = np.random.default_rng(seed)
+        deal = self._deal_both if chosen == "test-set" else self._deal_then_hold_out
+        names, train_rows, test_rows = deal(split, fraction, rng)
         train, test = (self._taken(rows, len(names)) for rows in (train_rows, test_rows))
-        kind = standardise or self.standardise
-        scales = kind != "none"
-        allowed = "these inputs are symbols of a text, which have no scale"
-        require(self.vocabulary is None or not scales, "standardise", kind, allowed)
-        allowed = "is for regressions; these data have classes"
-        fits = self.labels is None or not standardise_target
-        require(fits, "standardise_target", standardise_target, allowed)
         target = (0.0, 1.0)
         if standardise_target:
-            target = (float(train.y.mean()), float(train.y.std()) or 1.0)
+            mean, spread = (f(train.y, dtype=np.float64) for f in (np.mean, np.std))
+            # Targets that are all alike have no spread, whatever rounding says.
+            target = (float(mean), float(spread) if np.ptp(train.y) > 0 else 1.0)
             train, test = (
-                replace(part, y=((part.y - target[0]) / target[1]).astype(np.float32))
+                replace(part, y=((part.y.astype(float) - mean) / target[1]).astype(np.float32))
                 for part in (train, test)
             )
         return Federation.made(
@@ -181,8 +191,8 @@ class Pool:
             rows, held = self._labelled(~test), self._labelled(test)
             owner[~test], names = split.deal(rows, rng)
             _require_all(names, owner[~test], "training")
-            counts = _counts(rows.y, owner[~test], len(names), rows.classes or 1)
-            owner[test] = by_counts(held.y, alike(counts, held.have), rng)
+            counts = label_counts(rows.y, owner[~test], len(names), rows.classes or 1)
+            owner[test] = by_counts(held.y, alike(counts, held.have, rng), rng)
         _require_all(names, owner[test], "test")
         used = np.flatnonzero(owner >= 0)
         return names, _Owned(used[~test[used]], owner), _Owned(used[test[used]], owner)
@@ -201,15 +211,6 @@ class _Owned(NamedTuple):
 
     row: Int[np.ndarray, " rows"]
     owner: Int[np.ndarray, " examples"]
-
-
-def _counts(
-    y: Int[np.ndarray, " examples"], owner: Int[np.ndarray, " examples"], clients: int, classes: int
-) -> np.ndarray:
-    """How many rows of each class each client has."""
-    mine = owner >= 0
-    flat = np.bincount(owner[mine] * classes + y[mine], minlength=clients * classes)
-    return flat.reshape(clients, classes)
 
 
 def _require_all(names: tuple[str, ...], owner: Int[np.ndarray, " rows"], what: str) -> None:

@@ -51,15 +51,15 @@ class Scaling:
     def _of(cls, shift: np.ndarray, spread: np.ndarray) -> Self:
         return cls(shift.astype(np.float32), _inverse(spread).astype(np.float32))
 
-    def of_client(self, client: Any) -> tuple[Any, Any]:
-        """The (shift, scale) of one client."""
-        row = client if len(self.shift) > 1 else 0
-        return self.shift[row], self.scale[row]
-
     def __call__(self, x: Shaped[Any, "examples ..."], client: int) -> Float[Any, "examples ..."]:
         """One client's inputs, scaled."""
-        shift, scale = self.of_client(client)
+        shift, scale = own_row(self.shift, client), own_row(self.scale, client)
         return (np.asarray(x, np.float32) - shift) * scale
+
+
+def own_row(rows: Any, client: Any) -> Any:
+    """A client's row, where each has its own, or else the one row for all."""
+    return rows[client if len(rows) > 1 else 0]
 
 
 def _inverse(spread: np.ndarray) -> np.ndarray:

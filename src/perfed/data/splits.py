@@ -60,10 +60,15 @@ class Split(ABC):
         """The client of each row."""
         if self.needs_classes and rows.classes is None:
             raise DataError(
-                f"the {type(self).__name__} split goes by class, and these data are a regression; "
+                f'split = "{self.name}" goes by class, and these data are a regression; '
                 'use "iid", "quantity" or "natural"'
             )
         return self._deal(rows, rng)
+
+    @property
+    def name(self) -> str:
+        """What it is called in a configuration."""
+        return next(name for name, split in SPLITS.items() if split is type(self))
 
     @abstractmethod
     def _deal(self, rows: Labelled, rng: Rng) -> Dealt: ...
@@ -187,8 +192,8 @@ class PFedMe(Split):
 class IID(Split):
     """Everyone draws from the same distribution: rows are shuffled and cut into equal parts.
 
-    FedPAQ's experiments: MNIST digits 0 and 8 (`only`), 50 clients of 200 examples each, and 10,000
-    examples of CIFAR-10 over 50 clients.
+    FedPAQ's experiments: 10,000 training examples over 50 clients, 200 each, of CIFAR-10 or of
+    MNIST's digits 0 and 8 (`only`), with `test_from = "test-set"`.
 
     Args:
         clients: how many clients.
@@ -339,7 +344,11 @@ class Natural(Split):
 
     def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
         if rows.client is None or rows.names is None:
-            raise DataError("these data name no clients of their own; choose another split")
+            others = ", ".join(f'"{name}"' for name in SPLITS if name != self.name)
+            raise DataError(
+                "these data name no clients of their own; say which column does (client = ...) if "
+                f"they are a table, or choose one of the other splits: {others}"
+            )
         sizes = np.bincount(rows.client, minlength=len(rows.names))
         kept = np.flatnonzero(sizes >= self.min_examples)
         allowed = f"the largest client has {sizes.max()}"
@@ -373,13 +382,30 @@ def by_counts(y: Int[np.ndarray, " examples"], counts: Counts, rng: Rng) -> Owne
     return owner
 
 
-def alike(counts: Counts, have: Int[np.ndarray, " classes"]) -> Counts:
+def label_counts(
+    y: Int[np.ndarray, " examples"], owner: Owners, clients: int, classes: int
+) -> Counts:
+    """How many rows of each class each client has."""
+    mine = owner >= 0
+    cells = owner[mine] * classes + y[mine]
+    return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
+
+
+def alike(counts: Counts, have: Int[np.ndarray, " classes"], rng: Rng) -> Counts:
     """As many rows as `have` allows, with every client in the proportions of `counts`."""
     asked = counts.sum(axis=0)
     low, high = 0.0, float(np.min((have / np.maximum(asked, 1))[asked > 0]))
+    phase = rng.random((len(counts), 1))
 
     def scaled(factor: float) -> Counts:
-        return np.floor(counts * factor + 0.5).astype(int)
+        due = counts * factor
+        nearest = np.floor(due + 0.5)
+        # Where a client is due only a few of a class, rounding each by itself would drop or double
+        # many: there its rows are laid end to end, and whole ones cut off from a random phase.
+        ends = np.floor(np.cumsum(due, axis=1) + phase)
+        in_a_row = np.diff(ends, axis=1, prepend=0)
+        few = np.where(counts > 0, due, np.inf).min(axis=1, keepdims=True) < 3
+        return np.where(few, in_a_row, nearest).astype(int)
 
     # Rounding may ask for a few too many at the largest factor: the largest that fits instead.
     if np.all(scaled(high).sum(axis=0) <= have):
@@ -471,4 +497,5 @@ def _require_enough(n: int, clients: int) -> None:
 
 
 def _require_concentration(concentration: float) -> None:
-    require(0 < concentration < np.inf, "concentration", concentration, "must be greater than 0")
+    good = 0 < concentration <= 1e100
+    require(good, "concentration", concentration, "must be greater than 0, and at most 1e100")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, final
 
 import jax
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from perfed.codecs import Codec, Float32
 from perfed.data import Federation, prepare
@@ -40,8 +40,41 @@ _FROM_DATA = ("inputs", "image", "classes", "symbols")
 _L2 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+class DataPart(Section):
+    """What says where the data come from."""
+
+    data: data_choice()  # type: ignore[valid-type]
+
+    def prepare_data(self) -> Callable[[], Federation]:
+        """What reads the data, its settings checked already."""
+        with _naming("data"):
+            return prepare(**self.data.settings())
+
+    def build_federation(self) -> Federation:
+        """The data."""
+        read = self.prepare_data()
+        with _naming("data"):
+            return read()
+
+
 @final
-class Config(Section):
+class DataConfig(DataPart):
+    """`[data]` alone, of a file that may hold more: enough to look at the data."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a TOML file, then apply `section.key=value` overrides."""
+        values = overridden(_read(path), overrides)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError("\n".join(faults(error, values, cls))) from None
+
+
+@final
+class Config(DataPart):
     """A run, as its TOML file says it."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -51,7 +84,6 @@ class Config(Section):
     adapt_on: AdaptOn = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
-    data: data_choice()  # type: ignore[valid-type]
     model: choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
     method: choice("name", METHODS | RECIPES, skip=FROM_RUN)  # type: ignore[valid-type]
     codec: codec_choice() = Field({"name": "float32"}, validate_default=True)  # type: ignore[valid-type]
@@ -115,17 +147,6 @@ class Config(Section):
         """What the run costs in time, for a model of so many parameters."""
         with _naming("network"):
             return None if self.network is None else self.network.build(parameters)
-
-    def prepare_data(self) -> Callable[[], Federation]:
-        """What reads the data, its settings checked already."""
-        with _naming("data"):
-            return prepare(**self.data.settings())
-
-    def build_federation(self) -> Federation:
-        """The data."""
-        read = self.prepare_data()
-        with _naming("data"):
-            return read()
 
     def build_model(self, federation: Federation) -> Model:
         """The model, fitted to the data's shape and classes."""

@@ -35,7 +35,8 @@ def _place(
     path = [str(part) for part in fault["loc"]]
     if fault["type"] == "union_tag_invalid":
         if path == ["data"]:
-            known = values["data"]["source"] in SOURCES
+            source = values["data"]["source"]
+            known = isinstance(source, str) and source in SOURCES
             return ["data", "split" if known else "source"], list(SPLITS if known else SOURCES)
         place, _ = _without_choices(path)
         return [*place, fault["ctx"]["discriminator"].strip("'")], []
@@ -51,7 +52,8 @@ def _without_choices(path: list[str]) -> tuple[list[str], list[str]]:
             choices.append(part)
         else:
             kept.append(part)
-    return kept, choices
+    # What follows a setting is which of its types did not fit.
+    return kept[: 3 if kept[1:2] in (["downlink"], ["inner"]) else 2], choices
 
 
 def _reason(fault: Any, key: str, keys: Sequence[str]) -> str:

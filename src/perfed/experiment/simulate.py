@@ -131,6 +131,8 @@ class Result:
         require_choice("kind", kind, get_args(ModelKind))
         setup = self.evaluator.engine.setup
         federation, x = setup.federation, np.asarray(x)
+        last = federation.clients - 1
+        require(0 <= client <= last, "client", client, f"must be between 0 and {last}")
         shape = federation.example_shape
         allowed = f"must be some inputs of shape {shape}"
         require(x.shape[1:] == shape, "x", f"an array of shape {x.shape}", allowed)

@@ -1,5 +1,6 @@
 """Figures, as files."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,44 +19,62 @@ def label_picture(facts: Description, path: Path) -> None:
     Up to 60 clients: a dot for each client and label, its area the number of examples. More: the
     part of each client's examples with each label, as colour, clients of like labels side by side.
     """
-    labels = facts.labels or ()
-    width = float(np.clip(2.5 + 0.16 * len(facts.names), 6, 11))
+    labels, names = facts.labels or (), facts.names
+    width = float(np.clip(2.5 + 0.16 * len(names), 6, 11))
     height = float(np.clip(1.6 + 0.27 * len(labels), 3, 9))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     counts = facts.counts
-    axes.set_yticks(range(len(labels)), [_shown(label) for label in labels])
-    if len(facts.names) <= _DOTS:
+    # Names are shown as they are: a dollar sign starts no formula.
+    step = -(-len(labels) // 40)
+    ticks = range(0, len(labels), step)
+    axes.set_yticks(ticks, [_shown(labels[i]) for i in ticks], parse_math=False)
+    if len(names) <= _DOTS:
         client, label = np.nonzero(counts)
-        cell = 85 * min(width / (len(facts.names) + 6), height / (len(labels) + 3))
-        area = counts[client, label] / counts.max() * cell**2
+        cell = 85 * min(width / (len(names) + 6), height / (len(labels) + 3))
+        area = np.maximum(counts[client, label] / counts.max() * cell**2, 1.5)
         axes.scatter(client, label, s=area, c="#2a6fb0", alpha=0.85, linewidths=0)
-        axes.set_xlim(-0.8, len(facts.names) - 0.2)
+        axes.set_xlim(-0.8, len(names) - 0.2)
         axes.set_ylim(-0.8, len(labels) - 0.2)
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.set_axisbelow(True)
-        if len(facts.names) <= 25:
-            long = max(map(len, facts.names)) > 3
-            axes.set_xticks(range(len(facts.names)), facts.names, rotation=90 if long else 0)
+        numbered = names == tuple(str(i) for i in range(len(names)))
+        if len(names) <= 25 or not numbered:
+            axes.set_xticks(
+                range(len(names)),
+                [_shown(name) for name in names],
+                rotation=90 if max(map(len, names)) > 3 else 0,
+                fontsize=8 if len(names) > 25 else None,
+                parse_math=False,
+            )
         axes.set_title(f"training examples by label (the largest dot: {counts.max()})", fontsize=11)
         axes.set_xlabel("client")
     else:
         mixture = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         order = np.lexsort((-mixture.max(axis=1), mixture.argmax(axis=1)))
         image = axes.imshow(
-            mixture[order].T, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=1,
+            mixture[order].T,
+            aspect="auto",
+            origin="lower",
+            cmap="Blues",
+            vmin=0,
+            vmax=mixture.max(),
             interpolation="nearest",
-        )  # fmt: skip
+        )
         figure.colorbar(image, ax=axes, label="part of the client's examples", pad=0.015)
-        axes.set_title(f"label mixtures of {len(facts.names)} clients", fontsize=11)
+        axes.set_title(f"label mixtures of {len(names)} clients", fontsize=11)
         axes.set_xlabel("clients, ordered by their commonest label")
     axes.set_ylabel("label")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=150)
+    with warnings.catch_warnings():  # a script the font lacks shows as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(path, dpi=150)
 
 
 def _shown(label: str) -> str:
-    """A label that can be seen, even where it is white space."""
-    return repr(label) if not label.strip() else label
+    """A name that can be seen, even where it is white space, and is not too long."""
+    if not label.strip():
+        return repr(label)
+    return label if len(label) <= 20 else label[:19] + "\u2026"

@@ -8,7 +8,6 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from perfed.data.describe import Description
-from perfed.evaluation import Scores
 from perfed.experiment.comparison import Row
 from perfed.experiment.simulate import Result
 
@@ -52,31 +51,31 @@ def cost_line(result: Result) -> str:
 
 
 def comparison_table(rows: Sequence[Row]) -> Table:
-    """All methods side by side, with what each gains over FedAvg and over Local, in points."""
-    means = {row.label: _mean(row.scores) for row in rows}
-    table = _table("Accuracy on the clients' held-out data, in %")
+    """All methods side by side, with what each gains over FedAvg and over Local."""
+    score = next(iter(rows[0].scores.values))
+    in_percent = score == "accuracy"
+    show, gain = (_percent, _gain) if in_percent else (_number, _difference)
+    summaries = {row.label: row.scores.summary()[score] for row in rows}
+    title = "Accuracy" if in_percent else score.upper()
+    table = _table(f"{title} on the clients' held-out data{', in %' if in_percent else ''}")
     table.add_column("method", no_wrap=True)
     for heading in ("mean", "worst", "p10", "vs FedAvg", "vs Local", "seconds"):
         table.add_column(heading, justify="right")
-    best = max(means.values())
+    best = max(summary.mean for summary in summaries.values())
     for row in rows:
-        accuracy = row.scores.summary()["accuracy"]
+        own = summaries[row.label]
         gains = [
-            "" if row.label == other else _gain(accuracy.mean - means[other])
+            "" if row.label == other else gain(own.mean - summaries[other].mean)
             for other in ("FedAvg", "Local")
         ]
-        cells = [_percent(v) for v in (accuracy.mean, accuracy.worst, accuracy.p10)]
-        style = "bold" if accuracy.mean == best else None
+        cells = [show(value) for value in (own.mean, own.worst, own.p10)]
+        style = "bold" if own.mean == best else None
         table.add_row(row.label, *cells, *gains, f"{row.seconds:.1f}", style=style)
     return table
 
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-
-
-def _mean(scores: Scores) -> float:
-    return float(scores.accuracy.mean())
 
 
 def _percent(value: float) -> str:
@@ -89,6 +88,10 @@ def _number(value: float) -> str:
 
 def _gain(difference: float) -> str:
     return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
+
+
+def _difference(value: float) -> str:
+    return f"{value:+.3f}"
 
 
 def data_table(facts: Description) -> Table:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from perfed.codecs import Codec, Float32, Sent
 from perfed.data import Federation, FlatExamples
+from perfed.data.scaling import own_row
 from perfed.errors import DivergedError, FieldError, require, require_choice, require_count
 from perfed.methods import Method, Turn
 from perfed.methods.base import Memory, change, changed
@@ -18,6 +19,9 @@ from perfed.randomness import IntLike, Purpose, fold, permuted
 Weighting = Literal["uniform", "size"]
 
 _AS_IT_IS = Float32()
+
+# What to do about a run that diverges.
+HINT = "Smaller step sizes usually help, or inputs and targets of a common scale (data.standardise)"
 
 
 class Kept(NamedTuple):
@@ -195,9 +199,8 @@ class Setup:
         """One client's problem on one side of its data."""
         scaling = None
         if rows.scaling is not None:
-            # One row serves all clients, or each has its own.
-            row = client if len(rows.scaling[0]) > 1 else 0
-            scaling = (rows.scaling[0][row], rows.scaling[1][row])
+            shift, scale = rows.scaling
+            scaling = (own_row(shift, client), own_row(scale, client))
         examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
         return Objective(self.task, examples, self.sampling)
 
@@ -253,8 +256,7 @@ class Setup:
         """The error for an update that is not finite."""
         return DivergedError(
             f"{self.method.name} diverged: the update of client {self.federation.names[client]} in "
-            f"round {round} is not finite. Smaller step sizes usually help; the rounds before are "
-            "not affected"
+            f"round {round} is not finite. {HINT}; the rounds before are not affected"
         )
 
 
