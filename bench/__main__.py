@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,11 +16,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bench import messages
 from perfed import (
     MLP,
     MLR,
+    Codec,
     FedAvg,
     Federation,
+    Float32,
+    LowPrecision,
     Method,
     PerFedAvg,
     PFedMe,
@@ -32,6 +37,7 @@ from perfed.data import FlatExamples
 from perfed.methods.per_fedavg import Variant
 
 REPEATS = 7
+AS_IT_IS = Float32()
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Case:
         federation: the data.
         layers: the sizes of the network's layers.
         cohorts: clients a round; the first is compared with others.
+        codec: how changes are sent.
     """
 
     name: str
@@ -51,6 +58,7 @@ class Case:
     federation: Federation
     layers: tuple[int, ...]
     cohorts: tuple[int, ...]
+    codec: Codec = AS_IT_IS
 
 
 def mnist_like(clients: int = 100, size: int = 980) -> Federation:
@@ -89,7 +97,27 @@ def engine_of(case: Case, cohort: int) -> Vectorised:
     """Perfed's engine for a case."""
     first, *rest = case.layers
     model = MLP(first, rest[-1], tuple(rest[:-1]), "elu") if rest[:-1] else MLR(first, rest[-1])
-    return Vectorised(Setup(case.federation, Task(model), case.method, cohort))
+    return Vectorised(Setup(case.federation, Task(model), case.method, cohort, codec=case.codec))
+
+
+def quantisation(console: Console) -> None:
+    """What quantising adds to a Per-FedAvg (FO) round, in turns with the plain one."""
+    meta = PerFedAvg("fo", alpha=0.01, beta=0.001, tau=10, batch=40)
+    data = mnist_like()
+    codecs = {"float32": AS_IT_IS} | {f"s = {s}": LowPrecision(s) for s in (1, 15, 1023)}
+    engines = {
+        name: engine_of(Case(name, meta, data, (784, 80, 60, 10), (10,), codec), 10)
+        for name, codec in codecs.items()
+    }
+    states = {name: engine.advance(engine.start(), 3) for name, engine in engines.items()}
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(REPEATS):
+        for name, engine in engines.items():
+            work = partial(engine.advance, states[name], 15)
+            times[name].append(timed(lambda work=work: jax.block_until_ready(work())) / 15)  # type: ignore[misc]
+    plain = median(times.pop("float32"))
+    more = ", ".join(f"{name} {100 * (median(t) / plain - 1):+.1f} %" for name, t in times.items())
+    console.print(f"Per-FedAvg (fo) with quantised changes, against float32: {more}")
 
 
 def measure(case: Case, cohort: int, threads: list[int]) -> dict[str, list[float]]:
@@ -173,6 +201,9 @@ def main() -> None:
             shown = ", ".join(f"{name} {spread(values)}" for name, values in times.items())
             console.print(f"{case.name}, {cohort} clients: {shown}", style="dim")
     console.print(table)
+    quantisation(console)
+    if not alone:
+        messages.main()
     device = jax.devices()[0]
     console.print(
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, JAX "

@@ -16,6 +16,7 @@ from perfed import (
     Codec,
     Config,
     ConfigError,
+    DataError,
     FedAvg,
     Federation,
     FieldError,
@@ -42,8 +43,10 @@ from perfed import (
     synthetic,
 )
 from perfed.codecs import CODECS
+from perfed.experiment.summary import summarise
 from perfed.methods import METHODS
 from perfed.randomness import Purpose, fold
+from perfed.report.figures import curve_picture
 from perfed.simulation import Kept, Traffic
 
 METHODS_TRIED: list[Method] = [
@@ -396,6 +399,22 @@ def test_faults_are_named(tmp_path: Path, overrides: list[str], message: str) ->
     with pytest.raises(ConfigError) as caught:
         config(tmp_path, CONFIG, *overrides)
     assert message in str(caught.value)
+
+
+def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) -> None:
+    network = Network.of_ratio(100, 52, shift=1e-4, scale=1e4)
+    timed, untimed = (
+        summarise(simulate(data, MLR(12, 4), FedAvg(), rounds=2, cohort=2, network=n))
+        for n in (network, None)
+    )
+    curve_picture({"a": timed}, tmp_path / "time.png", "simulated_seconds")
+    assert (tmp_path / "time.png").read_bytes().startswith(b"\x89PNG")
+    assert timed["history"][-1]["simulated_seconds"] == timed["simulated_seconds"] > 0
+    assert sum(timed["traffic"]["client_uplink_bytes"]) == timed["uplink_bytes"]
+    assert sum(timed["traffic"]["round_uplink_bytes"]) == timed["uplink_bytes"]
+    assert sum(timed["traffic"]["client_downlink_bytes"]) == timed["downlink_bytes"]
+    with pytest.raises(DataError, match="has no simulated_seconds"):
+        curve_picture({"b": untimed}, tmp_path / "no.png", "simulated_seconds")
 
 
 def test_clients_need_a_bandwidth_each(tmp_path: Path) -> None:

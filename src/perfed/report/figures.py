@@ -1,13 +1,17 @@
 """Figures, as files."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from perfed.data.describe import Description
+from perfed.errors import DataError
+from perfed.evaluation import ModelKind
 
 # Dots can be told apart up to here; beyond, a client is one thin column of colour.
 _DOTS = 60
@@ -71,6 +75,47 @@ def label_picture(facts: Description, path: Path) -> None:
     with warnings.catch_warnings():  # a script the font lacks shows as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(path, dpi=150)
+
+
+# What a curve can be drawn against: the key in a summary's history, and how it is called.
+Against = Literal["round", "uplink_bytes", "downlink_bytes", "simulated_seconds"]
+
+
+def curve_picture(
+    summaries: Mapping[str, Mapping[str, Any]],
+    path: Path,
+    against: Against = "round",
+    score: str = "loss",
+    kind: ModelKind = "personalized",
+) -> None:
+    """A score's mean over clients against rounds, bytes or simulated time, one curve a run.
+
+    Args:
+        summaries: the contents of each run's `summary.json`, by the name it gets in the picture.
+        path: where it goes.
+        against: what the score is drawn against.
+        score: which score: `accuracy`, `loss`, `r2` or `rmse`.
+        kind: which models'.
+    """
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, summary in summaries.items():
+        history = summary["history"]
+        if any(point[against] is None for point in history):
+            raise DataError(f"{name} has no {against}; give its run a [network]")
+        axes.plot(
+            [point[against] for point in history],
+            [point[kind][score]["mean"] for point in history],
+            label=name,
+        )
+    axes.set_xlabel(against.replace("_", " "))
+    axes.set_ylabel(f"{score} of the {kind} models, mean over clients")
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
 
 
 def _shown(label: str) -> str:
