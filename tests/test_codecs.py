@@ -78,6 +78,46 @@ def test_the_laws(codec: Codec, size: int, seed: int, exponent: int, zeros: floa
         assert all(not np.any(received[name]) for name in x)
 
 
+@pytest.mark.parametrize("norm", ["whole", 1, 3, 200])
+@pytest.mark.parametrize("s", [1, 300, 50_000, 65536])
+def test_extreme_levels(s: int, norm: Any) -> None:
+    """Few entries at the highest levels: no number is too large for its code."""
+    codec = LowPrecision(s, norm=norm)
+    lone = np.zeros(100, np.float32)
+    lone[3] = 1.0
+    for x in (lone, np.ones(100, np.float32), -lone * 1e-3 + 1e-7):
+        message = codec.encode(key(0), x)
+        np.testing.assert_array_equal(codec.decode(message, x), codec.compress(key(0), x))
+        assert 8 * len(message) == codec.bits(key(0), x)
+
+
+def test_lengths_that_an_int32_cannot_hold_are_never_chosen() -> None:
+    """Small buckets at high levels: sums of levels overflow, the message is plain bits."""
+    x = np.random.default_rng(0).normal(size=200_000).astype(np.float32)
+    for codec in (LowPrecision(65536, norm=1), LowPrecision(65536, norm=16)):
+        message = codec.encode(key(0), x)
+        assert len(message) <= 20 + 4 * 200_000 + 18 * 200_000 / 8
+        assert 8 * len(message) == codec.bits(key(0), x)
+        np.testing.assert_array_equal(codec.decode(message, x), codec.compress(key(0), x))
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-20, 1e20, 8e37, 1.5e38])
+def test_changes_of_any_size_are_quantised(scale: float) -> None:
+    """The levels are those of the same change at scale 1."""
+    x = np.array([1.0, -0.5, 0.0, 0.25, 0.01], np.float32)
+    codec = LowPrecision(4)
+    plain, large = (np.asarray(codec.compress(key(0), x * np.float32(f))) for f in (1.0, scale))
+    np.testing.assert_allclose(large / np.float32(scale), plain, rtol=1e-5)
+
+
+def test_changes_too_large_for_a_codec_are_refused() -> None:
+    x = np.full(4, 3e38, np.float32)
+    with pytest.raises(CodecError, match="too large for low-precision"):
+        LowPrecision(2).encode(key(0), x)
+    with pytest.raises(CodecError, match="too large for random-k"):
+        RandomK(0.3).encode(key(0), x)
+
+
 def test_trees_of_any_shape() -> None:
     """Scalars, empty dimensions of one, other types of float: all come back in their own shape."""
     x = [jnp.float32(2.0), jnp.ones((1, 3, 1)), (jnp.ones(4, jnp.bfloat16), jnp.ones((2, 2)))]
@@ -202,7 +242,7 @@ def test_a_dense_message_is_packed_in_fixed_width() -> None:
     x = np.ones(4, np.float32)
     for s, width in ((15, 5), (255, 9)):
         message = LowPrecision(s).encode(key(0), x)
-        assert len(message) <= 3 + 1 + 2 + 4 + 1 + -(-4 * width // 8)
+        assert len(message) <= 6 + 3 + 4 + 1 + -(-4 * width // 8)
 
 
 def test_changes_that_are_not_finite_are_refused() -> None:
@@ -233,7 +273,7 @@ def test_other_messages_are_refused(codec: Codec) -> None:
     for cut in range(len(message)):
         with pytest.raises(CodecError):
             codec.decode(message[:cut], LIKE)
-    with pytest.raises(CodecError, match="3 bytes too many"):
+    with pytest.raises(CodecError, match=r"3 bytes too many|longer than the plainest code"):
         codec.decode(message + b"abc", LIKE)
     with pytest.raises(CodecError, match="the message holds 113 numbers, but 108 are due"):
         codec.decode(message, {"w": LIKE["w"]})
@@ -247,6 +287,35 @@ def test_other_messages_are_refused(codec: Codec) -> None:
 def test_a_message_of_other_levels_is_refused() -> None:
     with pytest.raises(CodecError, match="the message has 4 levels, but 5 are due"):
         LowPrecision(5).decode(good_message(LowPrecision(4)), LIKE)
+
+
+def test_crafted_positions_are_refused() -> None:
+    """Numbers that would wrap around in 32 bits, or stand after the end of their stream."""
+    codec = LowPrecision(3)
+    good = good_message(codec)
+    head = good[: good.index(b"\x03\x00", 4) + 2 + 4]  # up to the norm
+    for width, low, upper in ((30, 5, 0x20), (30, 2**30 - 1, 0x10), (30, 5, 0x08), (6, 5, 0x01)):
+        low_bytes = (low << (8 * (-(-width // 8)) - width)).to_bytes(-(-width // 8), "big")
+        message = head + bytes([0x40, 1, width]) + low_bytes + bytes([upper]) + b"\x00" * 2
+        for length in range(len(head), len(message) + 1):
+            with pytest.raises(CodecError):
+                codec.decode(message[:length], LIKE)
+
+
+def test_other_settings_are_refused() -> None:
+    """A message of another inner codec, other norms or other shapes means something else."""
+    pairs: list[tuple[Codec, Codec, str]] = [
+        (TopK(0.1, Float16()), TopK(0.1, BFloat16()), "the values go by codec 1, not 3"),
+        (RandomK(0.1, Float16()), RandomK(0.1, BFloat16()), "the values go by codec 1, not 3"),
+        (LowPrecision(4, norm="tensor"), LowPrecision(4, norm=60), "norms are of other parts"),
+    ]
+    for sender, receiver, message in pairs:
+        with pytest.raises(CodecError, match=message):
+            receiver.decode(good_message(sender), LIKE)
+    turned = {"w": LIKE["w"].T, "b": LIKE["b"]}
+    for codec in ALL:
+        with pytest.raises(CodecError, match="for a model of other shapes"):
+            codec.decode(good_message(codec), turned)
 
 
 FUZZED = 10_000
@@ -289,11 +358,12 @@ def test_fuzzed_messages(codec: Codec) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("s", [1, 15, 1023])
-def test_decoding_a_large_message_needs_little_memory(s: int) -> None:
+@pytest.mark.parametrize(
+    "codec", [LowPrecision(1), LowPrecision(15), LowPrecision(1023), TopK(0.5), Sign()], ids=str
+)
+def test_decoding_a_large_message_needs_little_memory(codec: Codec) -> None:
     """No more than 4 times the change itself, whatever the code."""
     x = np.random.default_rng(0).normal(size=1_000_000).astype(np.float32)
-    codec = LowPrecision(s)
     message = codec.encode(key(0), x)
     codec.decode(message, x)
     tracemalloc.start()

@@ -79,6 +79,9 @@ def test_every_method_with_every_codec(data: Federation, method: Method, codec: 
     engine = Vectorised(setup)
     first = engine.start()
     state, traffic = engine.record(first, 1)
+    assert traffic.downlink[0] == (
+        len(Float32().encode(fold(0, Purpose.INIT), first.w)) * method.sends
+    )
     plain = dataclasses.replace(setup, codec=Float32())
     world = plain.world()
     turn = jax.jit(plain.take_turn)
@@ -123,6 +126,41 @@ def test_engines_agree_on_what_is_sent(data: Federation) -> None:
     _, rest = pieces.record(state, 2)
     for a, b in zip(Traffic.joined([first, rest]), sent_too, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_every_round_and_message_has_randomness_of_its_own(data: Federation) -> None:
+    """Round 1's messages, the iterate among them, by the keys of round 1 and of their number."""
+    codec = LowPrecision(2)
+    method = PerFedAvg("fo", alpha=0.1, beta=0.1, tau=3, send_iterate=True)
+    setup = Setup(data, Task(MLR(12, 4)), method, 3, codec=codec, downlink=LowPrecision(9))
+    engine = Sequential(setup)
+    state = engine.advance(engine.start(), 1)
+    after, traffic = engine.record(state, 1)
+    plain = dataclasses.replace(setup, codec=Float32())
+    down_key = fold(0, Purpose.DOWNLINK, 1)
+    w = LowPrecision(9).compress(down_key, state.w)
+    assert traffic.downlink[0] == len(LowPrecision(9).encode(down_key, state.w))
+    turn, world = jax.jit(plain.take_turn), plain.world()
+    moves = []
+    for client, sent in zip(traffic.cohort[0], traffic.uplink[0], strict=True):
+        given = turn(world, w, Kept(None, None), 1, client)
+        key = fold(0, Purpose.UPLINK, 1, int(client))
+        first, second = (jax.random.fold_in(key, i) for i in (0, 1))
+        lengths = len(codec.encode(first, given.change)) + len(codec.encode(second, given.iterate))
+        assert sent == lengths
+        moves.append(codec.compress(second, given.iterate))
+    mean = jax.tree.map(lambda *parts: sum(parts) / 3, *moves)
+    found = jax.tree.map(lambda a, b: a - b, after.iterate, state.w)
+    for a, b in zip(*map(jax.tree.leaves, (found, mean)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_no_rounds_change_nothing(data: Federation) -> None:
+    setup = Setup(data, Task(MLR(12, 4)), FedAvg(), 2)
+    for engine in (Sequential(setup), Vectorised(setup)):
+        state, traffic = engine.record(engine.start(), 0)
+        assert int(state.round) == 0
+        assert traffic.uplink.shape == (0, 2)
 
 
 def test_more_rounds_than_a_block_records(data: Federation) -> None:
@@ -200,8 +238,9 @@ def test_a_coarse_downlink_is_what_clients_start_from() -> None:
     step = -0.05 * x.T @ (x @ received - y) / len(y)
     np.testing.assert_allclose(state.w, w + step, rtol=1e-4)
     assert traffic.downlink[0] == len(coarse.encode(key, w))
-    with pytest.raises(FieldError, match="no error feedback"):
-        dataclasses.replace(setup, downlink=Sign(error_feedback=True))
+    for bad in (Sign(error_feedback=True), TopK(0.1)):
+        with pytest.raises(FieldError, match="must write all of a model, without error feedback"):
+            dataclasses.replace(setup, downlink=bad)
 
 
 def test_the_iterate_is_sent_and_counted_too(data: Federation) -> None:
@@ -231,16 +270,17 @@ def test_fedpaq_and_qsgd_are_fedavg_with_the_codec() -> None:
 
 
 def test_theorem_1_rate_diminishes() -> None:
-    """In round k the steps are 4 / (mu (k tau + 1)) times the gradient."""
+    """In round k all tau steps are 4 / (mu (k tau + 1)) times the gradient."""
     data = problems.federation(sizes=(30,))
-    method = FedAvg(lr=0.1, tau=1, batch="full", diminishing=True)
+    method = FedAvg(lr=0.1, tau=3, batch="full", diminishing=True)
     engine = Sequential(problems.setup(method, data))
     state = engine.start()
     x, y = (np.asarray(part, np.float64) for part in data.train.client(0))
     for k in range(3):
-        gradient = x.T @ (x @ np.asarray(state.w) - y) / len(y)
         after = engine.advance(state, 1)
-        expected = np.asarray(state.w) - 0.1 / (k + 1) * gradient
+        expected = np.asarray(state.w, np.float64)
+        for _ in range(3):
+            expected = expected - 0.1 / (3 * k + 1) * x.T @ (x @ expected - y) / len(y)
         np.testing.assert_allclose(after.w, expected, rtol=1e-4, atol=1e-6)
         state = after
 
@@ -292,6 +332,7 @@ def test_the_mean_computation_is_what_the_ratio_says() -> None:
         (FedAvg(tau=5, batch="full"), 500),
         (PerFedAvg("fo", tau=2, batch=10, batch_outer=7), 34),
         (PerFedAvg("hf", tau=2, batch=10, batch_outer=7, batch_hessian=5), 54),
+        (PerFedAvg("fo", tau=2, batch=10, adapt_steps=3), 80),
         (PFedMe(local_rounds=3, inner_steps=4, batch=10), 120),
         (Local(tau=5, batch=10), 50),
     ],
@@ -373,6 +414,11 @@ def test_fedpaq_from_a_file(tmp_path: Path) -> None:
     assert setup.method == FedAvg(lr=0.1, tau=3, batch=10)
     assert setup.codec == LowPrecision(5)
     assert setup.cohort == 2
+    loaded = config(tmp_path, text.replace("cohort = 3\n", ""), "codec.downlink.name=float16")
+    assert loaded.build().setup.downlink == Float16()
+    again = Config.checked(loaded.resolved())  # what a run's folder keeps says the same
+    assert again.build_recipe() == loaded.build_recipe()
+    assert loaded.resolved()["codec"]["levels"] == 5
 
 
 @pytest.mark.parametrize(
@@ -386,6 +432,11 @@ def test_fedpaq_from_a_file(tmp_path: Path) -> None:
         (["codec.name=sign", "codec.downlink.name=float16", "codec.downlink.x=1"],
          "codec.downlink.x: no such setting"),
         (["codec.name=float16", "codec.inner.name=sign"], "codec.inner: no such setting"),
+        (["network.ratio=1.0", "network.scale=0.0"], "network.scale = 0.0: must be"),
+        (["network.ratio=1.0", "network.shift=-1.0"], "network.shift = -1.0: must be"),
+        (["network.ratio=1.0", "network.client_speed=[1.0, nan]"], "network.client_speed = (1.0,"),
+        (["method.name=fedpaq", "method.lr=0.1", "method.s=70000"], "method.s = 70000: must be"),
+        (["codec.name=low-precision", "codec.norm=layer"], "codec.norm = 'layer': must be"),
         (["network.ratio=0"], "network.ratio = 0"),
         (["network.shift=1.0"], "network.ratio = None: give either ratio"),
         (["network.ratio=1.0", "network.bandwidth=1.0"], "give either ratio"),
@@ -404,7 +455,9 @@ def test_faults_are_named(tmp_path: Path, overrides: list[str], message: str) ->
 def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) -> None:
     network = Network.of_ratio(100, 52, shift=1e-4, scale=1e4)
     timed, untimed = (
-        summarise(simulate(data, MLR(12, 4), FedAvg(), rounds=2, cohort=2, network=n))
+        summarise(
+            simulate(data, MLR(12, 4), FedAvg(), rounds=2, cohort=2, network=n, codec=Float16())
+        )
         for n in (network, None)
     )
     curve_picture({"a": timed}, tmp_path / "time.png", "simulated_seconds")
@@ -413,6 +466,7 @@ def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) 
     assert sum(timed["traffic"]["client_uplink_bytes"]) == timed["uplink_bytes"]
     assert sum(timed["traffic"]["round_uplink_bytes"]) == timed["uplink_bytes"]
     assert sum(timed["traffic"]["client_downlink_bytes"]) == timed["downlink_bytes"]
+    assert timed["downlink_bytes"] > 1.9 * timed["uplink_bytes"]  # float32 down, float16 up
     with pytest.raises(DataError, match="has no simulated_seconds"):
         curve_picture({"b": untimed}, tmp_path / "no.png", "simulated_seconds")
 

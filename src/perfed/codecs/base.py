@@ -1,5 +1,6 @@
 """What a codec is: it turns a change of the model into bytes, and bytes back into a change."""
 
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -49,15 +50,16 @@ class Codec(ABC):
     error_feedback: bool = False
 
     def send(self, key: PRNGKeyArray, tree: Tree) -> Sent:
-        """What `decode` will give, and how long the message is; for use inside a compiled round."""
+        """What the receiver sees, and how long the message is; for use inside a compiled round."""
         x, sizes = _flat(tree)
         symbols = self.symbols(key, x, sizes)
-        length = self.symbols_bytes(symbols, sizes) + len(self._header(x.shape[0]))
+        length = self.symbols_bytes(symbols, sizes) + len(self._header(tree))
         return Sent(_shaped(self.values(symbols, sizes), tree), jnp.asarray(length, jnp.int32))
 
     def compress(self, key: PRNGKeyArray, tree: Tree) -> Tree:
         """What the receiver will see."""
-        return _sent(self, key, tree).received
+        x, sizes = _flat(tree)
+        return _shaped(_values(self, _symbols(self, key, x, sizes), sizes), tree)
 
     def bits(self, key: PRNGKeyArray, tree: Tree) -> int:
         """The exact length of the message, in bits."""
@@ -69,24 +71,32 @@ class Codec(ABC):
         if not np.isfinite(x).all():
             raise CodecError("the change is not finite, and cannot be sent")
         symbols = jax.tree.map(np.asarray, _symbols(self, key, x, sizes))
-        return self._header(x.shape[0]) + self.write(symbols, sizes)
+        if not all(np.isfinite(part).all() for part in _floats(symbols)):
+            raise CodecError(f"the change is too large for {self.name}; is the run diverging?")
+        return self._header(tree) + self.write(symbols, sizes)
 
     def decode(self, message: bytes, like: Tree) -> Tree:
         """The change a message holds, shaped like `like`; anything else raises `CodecError`."""
         sizes = _sizes(like)
         p = sum(sizes)
-        header, reader = self._header(p), Reader(message)
+        header, reader = self._header(like), Reader(message)
         for due, what in zip(header[:3], ("mark", "version", "codec"), strict=True):
             if (found := reader.byte()) != due:
                 raise CodecError(f"the message's {what} is {found}, not {due} ({self.name})")
         if (found := reader.varint()) != p:
             raise CodecError(f"the message holds {found} numbers, but {p} are due")
+        if reader.take(2) != header[-2:]:
+            raise CodecError("the message is for a model of other shapes")
         symbols = self.read(reader, sizes)
         reader.end()
         return _shaped(_values(self, symbols, sizes), like)
 
-    def _header(self, p: int) -> bytes:
-        return bytes([MAGIC, VERSION, self.number]) + varint(p)
+    def _header(self, like: Tree) -> bytes:
+        """A mark, the version, the codec, how many numbers there are, a hash of their shapes."""
+        shapes = str([tuple(leaf.shape) for leaf in jax.tree.leaves(like)])
+        check = zlib.crc32(shapes.encode()) & 0xFFFF
+        start = bytes([MAGIC, VERSION, self.number])
+        return start + varint(sum(_sizes(like))) + check.to_bytes(2, "little")
 
     # For subclasses: a vector becomes symbols, symbols become values or bytes, bytes symbols.
 
@@ -109,6 +119,10 @@ class Codec(ABC):
     @abstractmethod
     def read(self, reader: Reader, sizes: Sizes) -> Symbols:
         """The symbols that `write` wrote."""
+
+
+def _floats(symbols: Symbols) -> list[np.ndarray]:
+    return [leaf for leaf in jax.tree.leaves(symbols) if leaf.dtype == np.float32]
 
 
 def _sizes(tree: Tree) -> Sizes:

@@ -68,14 +68,17 @@ class LowPrecision(Codec):
 
     def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> Levels:
         """Norms and levels of x."""
-        norm = self._norms(x, sizes)
-        size = jnp.abs(x)
+        # By powers of two near the largest entries, so that no square or quotient is too large or
+        # too small for a float.
+        scale, back = _scales(self._parted(x, sizes))
+        x = x * self._each(scale, sizes)
+        norm = _norms(self._parted(x, sizes))
         # A part that is all zero has no norm to divide by; a lone entry may be rounded past s.
-        y = size / self._each(jnp.where(norm > 0, norm, 1.0), sizes) * self.levels
+        y = jnp.abs(x) / self._each(jnp.where(norm > 0, norm, 1.0), sizes) * self.levels
         low = jnp.minimum(jnp.floor(y), self.levels)
         up = quick_uniform(key, x.shape[0]) < y - low
         level = jnp.minimum(low + up, self.levels).astype(jnp.int32)
-        return Levels(norm, jnp.where(x < 0, -level, level))
+        return Levels(norm * back, jnp.where(x < 0, -level, level))
 
     def values(self, symbols: Levels, sizes: Sizes) -> Vector:
         """norm/s * level, in this order: one rounding each, the same everywhere."""
@@ -84,7 +87,7 @@ class LowPrecision(Codec):
 
     def symbols_bytes(self, symbols: Levels, sizes: Sizes) -> Int[Array, ""]:
         """The setting, the norms, and the shortest code."""
-        fixed = len(packing.varint(self.levels)) + 4 * symbols.norm.shape[0] + 1
+        fixed = len(self._settings) + 4 * symbols.norm.shape[0] + 1
         return jnp.asarray(fixed + self._plan(symbols.level).bytes)
 
     def write(self, symbols: Levels, sizes: Sizes) -> bytes:
@@ -92,7 +95,7 @@ class LowPrecision(Codec):
         level = np.asarray(symbols.level)
         plan = _plan(self, level)
         code, width = int(plan.code), int(plan.width)
-        head = packing.varint(self.levels) + np.asarray(symbols.norm, "<f4").tobytes()
+        head = self._settings + np.asarray(symbols.norm, "<f4").tobytes()
         head += bytes([code << 6 | width])
         if code == FIXED:
             return head + packing.pack_fixed(np.abs(level) << 1 | (level < 0), self._width)
@@ -112,19 +115,23 @@ class LowPrecision(Codec):
         p, s = sum(sizes), self.levels
         if (found := reader.varint()) != s:
             raise CodecError(f"the message has {found} levels, but {s} are due")
+        if reader.varint() != self._norm_kind:
+            raise CodecError("the message's norms are of other parts than those that are due")
         norm = np.frombuffer(reader.take(4 * self._parts(sizes)), "<f4").astype(np.float32)
         if not np.isfinite(norm).all() or (norm < 0).any():
             raise CodecError("the message's norms are not what norms can be")
         code, width = divmod(reader.byte(), 1 << 6)
+        if reader.left > whole_bytes(p * self._width):
+            raise CodecError("the message is longer than the plainest code of its levels")
         if code == FIXED and width == 0:
             level = reader.fixed(p, self._width)
             negative = level & 1 == 1
             level >>= 1
-        elif code == DENSE and width < 16:
+        elif code == DENSE and width <= packing.MOST_WIDTH:
             level = reader.rice(p, width, p * s)
             negative = level > 0
             negative[negative] = reader.flags(int(np.count_nonzero(negative)))
-        elif code == SPARSE and width < 16:
+        elif code == SPARSE and width <= packing.MOST_WIDTH:
             n = reader.varint()
             if n > p:
                 raise CodecError(f"{n} of {p} numbers are said to be other than 0")
@@ -143,10 +150,10 @@ class LowPrecision(Codec):
         """The shortest code for these levels; its length follows from a few sums."""
         p = level.shape[0]
         size = jnp.abs(level)
-        n, total = jnp.sum(size > 0, dtype=jnp.int32), jnp.sum(size, dtype=jnp.int32)
+        n, total = jnp.sum(size > 0, dtype=jnp.int32), packing.exact_sum(size)
         signs = whole_bytes(n)
         dense = packing.rice(size, jnp.int32(p), total)
-        above = packing.rice(jnp.maximum(size - 1, 0), n, total - n)
+        above = packing.rice(jnp.maximum(size - 1, 0), n, total - n.astype(jnp.float32))
         places = packing.varint_bytes(n) + jnp.where(
             n > 0, packing.positions_bytes(n, p) + signs, 0
         )
@@ -172,16 +179,24 @@ class LowPrecision(Codec):
             return len(sizes)
         return 1 if self.norm == "whole" else -(-sum(sizes) // int(self.norm))
 
-    def _norms(self, x: Vector, sizes: Sizes) -> Float[Array, " parts"]:
+    @property
+    def _norm_kind(self) -> int:
+        """How a message says what its norms are of: 0, 1, or a bucket's size and one."""
+        return {"whole": 0, "tensor": 1}[self.norm] if isinstance(self.norm, str) else self.norm + 1
+
+    @property
+    def _settings(self) -> bytes:
+        return packing.varint(self.levels) + packing.varint(self._norm_kind)
+
+    def _parted(self, x: Vector, sizes: Sizes) -> list[Vector] | Float[Array, "parts bucket"]:
+        """The parts that have a norm each."""
         if self.norm == "whole":
-            parts = [x]
-        elif self.norm == "tensor":
-            parts = jnp.split(x, np.cumsum(sizes)[:-1])
-        else:
-            bucket = int(self.norm)
-            padded = jnp.pad(x, (0, self._parts(sizes) * bucket - x.shape[0]))
-            return _norm(padded.reshape(-1, bucket))
-        return jnp.stack([_norm(part) for part in parts])
+            return [x]
+        if self.norm == "tensor":
+            return list(jnp.split(x, np.cumsum(sizes)[:-1]))
+        bucket = int(self.norm)
+        padded = jnp.pad(x, (0, self._parts(sizes) * bucket - x.shape[0]))
+        return padded.reshape(-1, bucket)
 
     def _each(self, parts: Float[Array, " parts"], sizes: Sizes) -> Float[Array, "..."]:
         """Each entry's part, from one number a part."""
@@ -200,8 +215,22 @@ def _plan(codec: LowPrecision, level: Int[Array, " p"]) -> Plan:
     return codec._plan(level)
 
 
-def _norm(x: Float[Array, "... n"]) -> Float[Array, "..."]:
-    """The Euclidean norm, without squares that are too large or too small for a float."""
-    largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=0.0)
-    scaled = x / jnp.where(largest > 0, largest, 1.0)
-    return largest[..., 0] * jnp.sqrt(jnp.sum(scaled**2, axis=-1))
+def _norms(parts: list[Vector] | Float[Array, "parts bucket"]) -> Float[Array, " parts"]:
+    """The Euclidean norm of each part."""
+    if isinstance(parts, list):
+        return jnp.stack([jnp.sqrt(jnp.sum(part**2)) for part in parts])
+    return jnp.sqrt(jnp.sum(parts**2, axis=1))
+
+
+def _scales(
+    parts: list[Vector] | Float[Array, "parts bucket"],
+) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
+    """For each part a power of two that brings its largest entry near 1, and its inverse."""
+    if isinstance(parts, list):
+        largest = jnp.stack([jnp.max(jnp.abs(part), initial=0.0) for part in parts])
+    else:
+        largest = jnp.max(jnp.abs(parts), axis=1)
+    # Both must be floats of full precision.
+    exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)
+    one = jnp.ones_like(largest)
+    return jnp.ldexp(one, -exponent), jnp.ldexp(one, exponent)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from perfed.errors import CodecError
 
@@ -18,6 +18,10 @@ Count = Int[Array, ""]
 # Bits are spread out to bytes this many at a time: memory stays near the size of what is read.
 _BLOCK = 1 << 18
 _LOW_WIDTHS = 31
+# The most bits of a number that a Rice code keeps plain.
+MOST_WIDTH = 15
+# The length of a code that is never chosen.
+NEVER = 1 << 30
 
 
 def whole_bytes(bits: Any) -> Any:
@@ -74,15 +78,25 @@ class Rice(NamedTuple):
     bytes: Count
 
 
-def rice(values: Int[Array, " p"], n: Count, total: Count) -> Rice:
+def rice(values: Int[Array, " p"], n: Count, total: Float[Array, ""]) -> Rice:
     """The Rice code for n numbers that add up to `total`; other entries must be 0 and not count.
 
     The width follows from the mean m: the best one for a geometric law is about log2(m ln 2).
     """
-    half = n.astype(jnp.float32) * 2.0 ** jnp.arange(16, dtype=jnp.float32)
-    width = jnp.sum(total.astype(jnp.float32) * jnp.float32(0.693) > half).astype(jnp.int32)
-    high = jnp.sum(values >> width, dtype=jnp.int32)
-    return Rice(width, whole_bytes(n + high) + whole_bytes(n * width))
+    limits = n.astype(jnp.float32) * 2.0 ** jnp.arange(MOST_WIDTH, dtype=jnp.float32)
+    width = jnp.sum(total * jnp.float32(0.693) > limits).astype(jnp.int32)
+    high = values >> width
+    length = whole_bytes(n + jnp.sum(high, dtype=jnp.int32)) + whole_bytes(n * width)
+    # A sum that an int32 may not hold belongs to a code that is not the shortest anyway.
+    fits = jnp.sum(high.astype(jnp.float32)) < NEVER
+    return Rice(width, jnp.where(fits, length, NEVER))
+
+
+def exact_sum(values: Int[Array, " p"]) -> Float[Array, ""]:
+    """The sum of whole numbers below 2^17, as the float nearest to it, whatever the order."""
+    high = jnp.sum(values >> 8, dtype=jnp.uint32).astype(jnp.float32)
+    low = jnp.sum(values & 255, dtype=jnp.uint32).astype(jnp.float32)
+    return high * 256 + low
 
 
 def pack_rice(values: Ints, width: int) -> bytes:
@@ -90,23 +104,23 @@ def pack_rice(values: Ints, width: int) -> bytes:
     return pack_unary(values >> width) + pack_fixed(values & ((1 << width) - 1), width)
 
 
-def positions_width(n: Count, p: int) -> Count:
-    """How many low bits the Elias-Fano code of n positions below p should keep plain."""
-    widths = jnp.arange(_LOW_WIDTHS)
-    lengths = whole_bytes(n * widths) + whole_bytes(n + ((p - 1) >> widths))
-    return jnp.argmin(lengths).astype(jnp.int32)
+def positions_width(n: Any, p: int, np_or_jnp: Any = jnp) -> Any:
+    """How many low bits the Elias-Fano code of n positions below p keeps plain."""
+    widths = np_or_jnp.arange(_LOW_WIDTHS, dtype=np.uint32)
+    lengths = whole_bytes(n * widths) + whole_bytes(n + (np_or_jnp.uint32(p - 1) >> widths))
+    return np_or_jnp.argmin(lengths)
 
 
 def positions_bytes(n: Count, p: int) -> Count:
     """The length of `pack_positions`: it depends on how many positions there are, not on which."""
-    width = positions_width(n, p)
+    width = positions_width(n.astype(jnp.uint32), p).astype(jnp.int32)
     return jnp.asarray(1 + whole_bytes(n * width) + whole_bytes(n + ((p - 1) >> width)))
 
 
 def pack_positions(positions: Ints, p: int) -> bytes:
     """Increasing positions below p: Elias-Fano, within about half a bit a position of the least."""
     n = len(positions)
-    width = int(positions_width(jnp.int32(n), p))
+    width = int(positions_width(np.uint32(n), p, np))
     bits = np.zeros(n + ((p - 1) >> width), np.uint8)
     bits[(positions >> width) + np.arange(n)] = 1
     low = pack_fixed(positions & ((1 << width) - 1), width)
@@ -144,6 +158,11 @@ class Reader:
             if byte < 128:
                 return value
         raise CodecError(f"a number before byte {self._at} is longer than any should be")
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return len(self._message) - self._at
 
     def end(self) -> None:
         """Nothing may be left."""
@@ -206,15 +225,19 @@ class Reader:
     def positions(self, count: int, p: int) -> Ints:
         """What `pack_positions` wrote: increasing, and below p."""
         width = self.byte()
-        if width >= _LOW_WIDTHS:
-            raise CodecError(f"positions of {width} bits")
+        if width != int(positions_width(np.uint32(count), p, np)):
+            raise CodecError(f"{count} positions below {p} are not written with {width} low bits")
         low = self.fixed(count, width)
         upper_bits = count + ((p - 1) >> width)
         start = self._at
-        upper = self.ones(count, upper_bits)
+        positions = self.ones(count, upper_bits)
         self._at = start
         self.take(whole_bytes(upper_bits))
-        positions: Ints = ((upper - np.arange(count, dtype=np.int32)) << width) | low
-        if count and (positions[-1] >= p or np.any(np.diff(positions) <= 0)):
+        # Within its bits the last one is at most at p - 1, so nothing below can overflow.
+        good = count == 0 or positions[-1] < upper_bits
+        positions -= np.arange(count, dtype=np.int32)
+        positions <<= width
+        positions |= low
+        if not good or (count and positions[-1] >= p) or not np.all(positions[1:] > positions[:-1]):
             raise CodecError("positions are out of range or out of order")
         return positions

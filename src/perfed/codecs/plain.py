@@ -26,7 +26,7 @@ class Float32(Codec):
     def send(self, key: PRNGKeyArray, tree: Tree) -> Sent:
         """The change itself: nothing is to be computed."""
         p = sum(leaf.size for leaf in jax.tree.leaves(tree))
-        return Sent(tree, jnp.int32(len(self._header(p)) + 4 * p))
+        return Sent(tree, jnp.int32(len(self._header(tree)) + 4 * p))
 
     def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> Vector:
         """The entries."""

@@ -12,7 +12,7 @@ from perfed.codecs import packing
 from perfed.codecs.base import AnyArray, Codec, Sizes, Symbols, Vector
 from perfed.codecs.packing import Reader
 from perfed.codecs.plain import Float32
-from perfed.errors import require
+from perfed.errors import CodecError, require
 from perfed.randomness import permuted
 
 
@@ -58,21 +58,20 @@ class TopK(Codec):
         """Positions, whose length depends on k only, and values."""
         p = sum(sizes)
         k = _count(self.fraction, p)
-        return packing.positions_bytes(jnp.int32(k), p) + self.inner.symbols_bytes(
-            symbols.value, (k,)
-        )
+        places = packing.positions_bytes(jnp.int32(k), p)
+        return places + 1 + self.inner.symbols_bytes(symbols.value, (k,))
 
     def write(self, symbols: Chosen, sizes: Sizes) -> bytes:
         """Positions, then values."""
         p = sum(sizes)
         k = _count(self.fraction, p)
         places = packing.pack_positions(np.asarray(symbols.position), p)
-        return places + self.inner.write(symbols.value, (k,))
+        return places + _inner_bytes(self.inner, symbols.value, k)
 
     def read(self, reader: Reader, sizes: Sizes) -> Chosen:
         """Positions, then values."""
         k = _count(self.fraction, sum(sizes))
-        return Chosen(reader.positions(k, sum(sizes)), self.inner.read(reader, (k,)))
+        return Chosen(reader.positions(k, sum(sizes)), _inner_symbols(self.inner, reader, k))
 
 
 class Drawn(NamedTuple):
@@ -124,19 +123,30 @@ class RandomK(Codec):
     def symbols_bytes(self, symbols: Drawn, sizes: Sizes) -> Any:
         """The seed and the values."""
         k = _count(self.fraction, sum(sizes))
-        return 8 + self.inner.symbols_bytes(symbols.value, (k,))
+        return 8 + 1 + self.inner.symbols_bytes(symbols.value, (k,))
 
     def write(self, symbols: Drawn, sizes: Sizes) -> bytes:
         """The seed, then the values."""
         k = _count(self.fraction, sum(sizes))
         seed = np.asarray(symbols.seed, "<u4").tobytes()
-        return seed + self.inner.write(symbols.value, (k,))
+        return seed + _inner_bytes(self.inner, symbols.value, k)
 
     def read(self, reader: Reader, sizes: Sizes) -> Drawn:
         """The seed, then the values."""
         k = _count(self.fraction, sum(sizes))
         seed = np.frombuffer(reader.take(8), "<u4").astype(np.uint32)
-        return Drawn(seed, self.inner.read(reader, (k,)))
+        return Drawn(seed, _inner_symbols(self.inner, reader, k))
+
+
+def _inner_bytes(inner: Codec, symbols: Symbols, k: int) -> bytes:
+    """The inner codec's number, and what it writes."""
+    return bytes([inner.number]) + inner.write(symbols, (k,))
+
+
+def _inner_symbols(inner: Codec, reader: Reader, k: int) -> Symbols:
+    if (found := reader.byte()) != inner.number:
+        raise CodecError(f"the values go by codec {found}, not {inner.number} ({inner.name})")
+    return inner.read(reader, (k,))
 
 
 def _drawn(seed: UInt32[Array, " 2"], k: int, p: int) -> Int[Array, " k"]:
@@ -148,8 +158,9 @@ def _count(fraction: float, p: int) -> int:
     return min(p, max(1, round(fraction * p)))
 
 
-def _check(fraction: float, inner: Codec) -> None:
+def _check(fraction: float, inner: Any) -> None:
     require(0 < fraction <= 1, "fraction", fraction, "must be greater than 0, and at most 1")
+    require(isinstance(inner, Codec), "inner", inner, "must be a codec, such as LowPrecision()")
     plain = not isinstance(inner, TopK | RandomK) and not inner.error_feedback
     allowed = "must be a codec of all entries, without error feedback of its own"
     require(plain, "inner", inner.name, allowed)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 from perfed.codecs import Codec, LowPrecision
+from perfed.codecs.low_precision import MOST_LEVELS
 from perfed.errors import FieldError, require, require_count
 from perfed.methods import FedAvg, Method
 from perfed.objective import BatchSize
@@ -54,6 +55,7 @@ def fedpaq(
     assert value is not None
     require(0 < value < float("inf"), named[0], value, "must be a number greater than 0")
     require_count("s", s)
+    require(s <= MOST_LEVELS, "s", s, f"must be at most {MOST_LEVELS}")
     if r is not None:
         require_count("r", r)
     require_count("rounds", rounds)

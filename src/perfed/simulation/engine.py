@@ -53,6 +53,11 @@ class Engine(ABC):
     def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
         """As `advance`, with the length of every message on the way."""
 
+    def nothing_sent(self) -> Traffic:
+        """The messages of no rounds."""
+        none = np.zeros((0, self.setup.cohort), np.int32)
+        return Traffic(none, none, np.zeros(0, np.int32))
+
     @abstractmethod
     def each_client(self, function: ClientFunction) -> OnClients:
         """A function of one client, made into one of many."""

@@ -45,13 +45,14 @@ class Network:
         require(0 <= self.shift < np.inf, "shift", self.shift, "must be a number, at least 0")
         for field in ("client_bandwidth", "client_speed"):
             values = getattr(self, field)
-            good = values is None or (len(values) > 0 and min(values) > 0 and max(values) < np.inf)
+            good = values is None or (len(values) > 0 and all(0 < v < np.inf for v in values))
             require(good, field, values, "must be numbers greater than 0, one a client")
 
     @classmethod
     def of_ratio(cls, ratio: float, parameters: int, shift: float, scale: float) -> Self:
         """From C_comm/C_comp = (p F / bandwidth) / (shift + 1/scale), for p parameters."""
         require(0 < ratio < np.inf, "ratio", ratio, "must be a number greater than 0")
+        cls(1.0, shift, scale)  # so that a fault is named by its own name
         gradient = shift + 1 / scale
         return cls(parameters * FLOAT_BITS / (ratio * gradient), shift, scale)
 
@@ -76,12 +77,10 @@ class Network:
             first_round: the number of the first round in `traffic`.
         """
         cohort, bits = traffic.cohort, 8.0 * traffic.uplink
-        luck = np.stack(
-            [
-                np.random.default_rng([seed, first_round + i]).exponential(size=cohort.shape[1])
-                for i in range(len(cohort))
-            ]
-        )
+        luck = np.empty(cohort.shape)
+        for i in range(len(cohort)):
+            draw = np.random.default_rng([seed, first_round + i])
+            luck[i] = draw.exponential(size=cohort.shape[1])
         compute = gradients[cohort] * (self.shift + luck / self.scale)
         if self.client_speed is not None:
             compute = compute / np.array(self.client_speed)[cohort]

@@ -65,6 +65,8 @@ class Sequential(Engine):
                 raise self.setup.diverged(int(state.round), min(culprits))
             state = self.setup.close_round(state, total, kept)
             log.append((cohort, uplink, downlink))
+        if not log:
+            return state, self.nothing_sent()
         return state, Traffic(*(np.array(part) for part in zip(*log, strict=True)))
 
     def each_client(self, function: ClientFunction) -> OnClients:

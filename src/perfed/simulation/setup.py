@@ -1,13 +1,13 @@
 """What is simulated, and the steps of a round that every engine shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from perfed.codecs import Codec, Float32, Sent
+from perfed.codecs import Codec, Float32, RandomK, Sent, TopK
 from perfed.data import Federation, FlatExamples
 from perfed.data.scaling import own_row
 from perfed.errors import DivergedError, FieldError, require, require_choice, require_count
@@ -131,8 +131,9 @@ class Setup:
             given = getattr(self, field)
             what = "must be a codec, such as LowPrecision(), not its class or name"
             require(isinstance(given, Codec), field, given, what)
-        allowed = "has no error feedback: every round sends a whole model to another cohort"
-        require(not self.downlink.error_feedback, "downlink", self.downlink, allowed)
+        allowed = "must write all of a model, without error feedback: cohorts change every round"
+        whole = not self.downlink.error_feedback and not isinstance(self.downlink, TopK | RandomK)
+        require(whole, "downlink", self.downlink, allowed)
 
     def _check_model(self) -> None:
         """The model takes these inputs, and gives an output for each class or for the target."""
@@ -219,11 +220,13 @@ class Setup:
         due = change(reply.w, w)
         if kept.residual is not None:
             due = changed(due, kept.residual)
-        sent = self._uplink(due, round, client, message=0)
+        sent = self._uplink(self.codec, due, round, client, message=0)
         residual = None if kept.residual is None else change(due, sent.received)
         iterate, extra = None, jnp.int32(0)
         if reply.iterate is not None:
-            iterate, extra = self._uplink(change(reply.iterate, w), round, client, message=1)
+            # Nothing makes up for what this message leaves out, so it is sent as if alone.
+            alone = replace(self.codec, error_feedback=False)
+            iterate, extra = self._uplink(alone, change(reply.iterate, w), round, client, message=1)
         weight = objective.examples.size if self.weighting == "size" else 1.0
         kept = Kept(reply.memory, residual)
         finite = all_finite((due, sent.received, iterate, kept))
@@ -236,9 +239,11 @@ class Setup:
             sent.bytes + extra if self.method.sends else jnp.int32(0),
         )
 
-    def _uplink(self, due: Params, round: IntLike, client: IntLike, message: int) -> Sent:
+    def _uplink(
+        self, codec: Codec, due: Params, round: IntLike, client: IntLike, message: int
+    ) -> Sent:
         key = fold(self.seed, Purpose.UPLINK, round, client)
-        return self.codec.send(jax.random.fold_in(key, message), due)
+        return codec.send(jax.random.fold_in(key, message), due)
 
     def close_round(
         self, state: State, total: tuple[Float[Array, ""], Params, Params | None], kept: Kept

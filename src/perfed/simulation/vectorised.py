@@ -75,7 +75,7 @@ class Vectorised(Engine):
 
     def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
         """So many rounds, in blocks that are one call of a compiled program each."""
-        parts, cohort = [], self.setup.cohort
+        parts, cohort = [self.nothing_sent()], self.setup.cohort
         for done in range(0, rounds, _LOG):
             count = min(_LOG, rounds - done)
             state, culprit, log = self._block(self._world, state, state.round + count)
