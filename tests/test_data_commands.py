@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from safetensors.numpy import load_file
 
 from perfed import Config, load
 from perfed.data.describe import Description, remarks
-from perfed.experiment.preparation import read_scaling, read_texts
+from perfed.experiment.adapt import load_model
 from perfed.report.figures import label_picture
 from real_data import REAL, needs_real_data
 from test_cli import perfed
@@ -96,18 +97,17 @@ def test_a_table_with_words_for_labels_end_to_end(own: dict[str, Path], tmp_path
     assert summary["names"] == ["north", "south", "west"]
     assert summary["config"]["data"]["standardise"] == "client"
     assert summary["personalized"]["accuracy"]["worst"] > 0.8
-    assert read_texts(out / "data.safetensors")["labels"] == ["ill", "well"]
+    assert load_model(out / "model.safetensors").uses.labels == ("ill", "well")
     config = Config.load(own["table"])
     engine = config.build()
     result = config.run(engine)
     said = result.predict(WARDS.index("south"), np.array([[100.0, 50.0], [40.0, 50.0]]))
     assert said.tolist() == ["ill", "well"]
-    saved, used = read_scaling(out / "data.safetensors"), engine.setup.federation.scaling
-    assert saved is not None
+    saved, used = load_file(out / "data.safetensors"), engine.setup.federation.scaling
     assert used is not None
-    np.testing.assert_array_equal(saved.shift, used.shift)
-    np.testing.assert_array_equal(saved.scale, used.scale)
-    assert saved.shift.shape == (3, 2)
+    np.testing.assert_array_equal(saved["shift"], used.shift)
+    np.testing.assert_array_equal(saved["scale"], used.scale)
+    assert saved["shift"].shape == (3, 2)
 
 
 def test_faults_of_own_data_reach_the_user(own: dict[str, Path], tmp_path: Path) -> None:

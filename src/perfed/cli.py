@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import typer
 from rich.console import Console
@@ -14,22 +13,25 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from perfed.data.catalogue import sources_listed, splits_listed
 from perfed.data.describe import Description, remarks
-from perfed.errors import ConfigError, DivergedError
-from perfed.experiment import Config, preparation
+from perfed.errors import ConfigError, DataError, DivergedError, FieldError
+from perfed.experiment import Config, rundir
 from perfed.experiment import Progress as RunProgress
+from perfed.experiment.adapt import adapt, client_rows, load_model
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
 from perfed.experiment.config import DataConfig
-from perfed.experiment.preparation import preparation_bytes
-from perfed.experiment.summary import FILE, summarise, summary_bytes, write_whole
+from perfed.experiment.files import write_whole
+from perfed.experiment.recording import Recording
+from perfed.experiment.simulate import Result
+from perfed.experiment.summary import summarise, summary_bytes
 from perfed.report.figures import label_picture
 from perfed.report.tables import (
+    adapted_table,
     catalogue_table,
     comparison_table,
     cost_line,
     data_table,
     result_table,
 )
-from perfed.simulation import Engine
 
 app = typer.Typer(
     name="perfed",
@@ -68,7 +70,7 @@ def run_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Override the seed of the run.")] = None,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to write summary.json.")
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder to record the run in.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
@@ -128,21 +130,112 @@ def list_command() -> None:
 
 
 def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
-    engine = config.build()
-    _make_room(out_dir, overwrite)
+    if out_dir is None:
+        engine = config.build()
+        try:
+            with _progress() as show:
+                result = config.run(engine, lambda progress: show(config.method.name, progress))
+        except KeyboardInterrupt:
+            err.print("nothing was written, for want of --out")
+            raise
+        _show_result(result)
+        return
+    rundir.check_vacant(out_dir, overwrite)
+    _record(Recording.begin(config, out_dir))
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The TOML file of the run, to be sure it is the same."),
+    ] = None,
+) -> None:
+    """Go on with a run that was interrupted, from its last checkpoint."""
+    with _errors_shown():
+        given = None if config is None else Config.load(config)
+        _record(Recording.take_up(folder, given))
+
+
+@app.command("adapt")
+def adapt_command(
+    trained: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder of a run, or a model file.")
+    ],
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="The client's own .csv, .parquet or .npz file.")
+    ],
+    model_out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the client's own model goes.")
+    ],
+    steps: Annotated[
+        int | None, typer.Option(help="Steps on the client's data; default: as in training.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column with the label; default: as in training.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the rows held out, and of the batches.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
+) -> None:
+    """Fit a trained model to a client that was not there, and compare on its held-out rows."""
+    with _errors_shown():
+        if model_out.exists() and not overwrite:
+            raise ConfigError(f"--out {model_out}: it is there already; add --overwrite")
+        if not model_out.absolute().parent.is_dir():
+            raise ConfigError(f"--out {model_out}: there is no folder {model_out.parent}")
+        model = load_model(trained / rundir.MODEL if trained.is_dir() else trained)
+        adapted = adapt(model, client_rows(model.uses, data, label), steps, seed=seed)
+        write_whole(model_out, adapted.model.to_bytes())
+        out.print(adapted_table(adapted))
+        out.print(f"written to {model_out}")
+
+
+@app.command("predict")
+def predict_command(
+    model: Annotated[Path, typer.Argument(metavar="FILE", help="A model file.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="A .csv, .parquet or .npz file.")],
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="A .csv file; default: the terminal."),
+    ] = None,
+) -> None:
+    """Say what a model makes of a file's rows: the classes' names, or a regression's targets."""
+    with _errors_shown():
+        saved = load_model(model)
+        pool = client_rows(saved.uses, data, labelled=False)
+        said = [str(value) for value in saved.predict(pool.x)]
+        text = "\n".join(["prediction", *said]) + "\n"
+        if predictions is None:
+            typer.echo(text, nl=False)
+        else:
+            write_whole(predictions, text.encode())
+            out.print(f"written to {predictions}")
+
+
+def _record(recording: Recording) -> None:
+    """Run to the end, or as far as it goes, and show what came of it."""
+    name = recording.config.method.name
     with _progress() as show:
-        result = config.run(engine, lambda progress: show(config.method.name, progress))
+        result = recording.run(
+            lambda progress: show(name, progress), lambda line: err.print(line, soft_wrap=True)
+        )
+    _show_result(result)
+    out.print(f"written to {recording.folder}")
+
+
+def _show_result(result: Result) -> None:
     out.print(result_table(result))
     out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.3g} rounds/s in all")
     out.print(cost_line(result))
-    _write(out_dir, summarise(result, config.resolved()), engine)
 
 
 def _run_comparison(
     settings: list[str], fixed: dict[str, int], out_dir: Path | None, overwrite: bool
 ) -> None:
     entries = comparison(settings, **fixed)
-    _make_room(out_dir, overwrite)
+    if out_dir is not None:
+        rundir.check_vacant(out_dir, overwrite)
     rows: list[Row] = []
     summaries = []
     with _progress() as show:
@@ -150,7 +243,10 @@ def _run_comparison(
             rows += rows_of(entry, result)
             summaries.append(summarise(result, entry.config.resolved()) | {"rows": entry.rows})
     out.print(comparison_table(rows))
-    _write(out_dir, {"runs": summaries}, entries[0].engine)
+    if out_dir is not None:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(out_dir / rundir.SUMMARY, summary_bytes({"runs": summaries}))
+        out.print(f"written to {out_dir / rundir.SUMMARY}")
 
 
 def _check_picture(picture: Path) -> None:
@@ -158,31 +254,6 @@ def _check_picture(picture: Path) -> None:
         raise ConfigError(f"--picture {picture}: must end in .png, .svg or .pdf")
     if not picture.parent.is_dir():
         raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}")
-
-
-def _make_room(out_dir: Path | None, overwrite: bool) -> None:
-    """Before anything heavy: results can be written there, and none are lost."""
-    if out_dir is None:
-        return
-    if (out_dir / FILE).exists() and not overwrite:
-        raise ConfigError(
-            f"--out {out_dir}: it holds results already; name another folder, or add --overwrite"
-        )
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out_dir):
-            pass
-        if (out_dir / FILE).is_dir():
-            raise IsADirectoryError(0, f"{FILE} is a folder there")
-    except OSError as error:
-        raise ConfigError(f"--out {out_dir}: cannot write there: {error.strerror}") from None
-
-
-def _write(out_dir: Path | None, summary: dict[str, Any], engine: Engine) -> None:
-    if out_dir is not None:
-        write_whole(out_dir / preparation.FILE, preparation_bytes(engine.setup.federation))
-        write_whole(out_dir / FILE, summary_bytes(summary))
-        out.print(f"written to {out_dir / FILE}")
 
 
 @contextmanager
@@ -226,7 +297,7 @@ def _errors_shown() -> Iterator[None]:
     """Say what went wrong in a line or two, not in a traceback."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, DataError, FieldError) as error:
         for line in str(error).splitlines():
             err.print(f"[bold red]error[/] {escape(line)}", soft_wrap=True)
         raise typer.Exit(2) from None
@@ -234,7 +305,7 @@ def _errors_shown() -> Iterator[None]:
         err.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        err.print("interrupted; nothing was written")
+        err.print("interrupted")
         raise typer.Exit(130) from None
 
 

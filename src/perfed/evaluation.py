@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, final, get_args
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfed.data import FlatExamples
 from perfed.errors import DivergedError, require, require_choice
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
@@ -132,14 +131,12 @@ class Evaluator:
         return Evaluation(int(state.round), scores)
 
     def _named(self, score: Values) -> dict[str, Values]:
-        """What `Measure.score` means: accuracy, or R2 = 1 - MSE / Var(y) and RMSE."""
         federation = self.engine.setup.federation
         if federation.labels is not None:
-            return {"accuracy": score}
-        variance = _variances(federation.test)
-        # No model can be compared with the mean of targets that are all alike.
-        r2 = 1 - np.divide(score, variance, out=np.full_like(score, np.nan), where=variance > 0)
-        return {"r2": r2, "rmse": np.sqrt(score) * federation.target[1]}
+            return scores_of(score)
+        test = federation.test
+        targets = [test.client(i)[1] for i in range(federation.clients)]
+        return scores_of(score, targets, federation.target[1])
 
     def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
         """The clients' own models, stacked in the order asked for (None: all clients)."""
@@ -174,6 +171,19 @@ class Evaluator:
         return setup.method.personalise(own_data, w, kept.memory, setup.turn(round), key)
 
 
-def _variances(test: FlatExamples) -> Values:
-    """The variance of each client's held-out targets."""
-    return np.array([np.var(test.client(i)[1], dtype=np.float64) for i in range(len(test.size))])
+def scores_of(
+    score: Values, targets: Sequence[np.ndarray] | None = None, spread: float = 1.0
+) -> dict[str, Values]:
+    """What `Measure.score` means: accuracy, or R2 = 1 - MSE / Var(y) and RMSE.
+
+    Args:
+        score: each client's.
+        targets: each client's, in a regression; None: these are classes.
+        spread: what targets were divided by.
+    """
+    if targets is None:
+        return {"accuracy": score}
+    variance = np.array([np.var(own, dtype=np.float64) for own in targets])
+    # No model can be compared with the mean of targets that are all alike.
+    r2 = 1 - np.divide(score, variance, out=np.full_like(score, np.nan), where=variance > 0)
+    return {"r2": r2, "rmse": np.sqrt(score) * spread}

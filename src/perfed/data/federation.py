@@ -78,6 +78,7 @@ class Federation:
         vocabulary: inputs are positions in this list of symbols; None: they are numbers.
         scaling: how inputs are scaled before a model sees them; None: not at all.
         target: shift and spread of a regression's targets, which are kept as (y - shift) / spread.
+        features: the names of the inputs' columns, where they have any.
     """
 
     train: FlatExamples
@@ -87,6 +88,7 @@ class Federation:
     vocabulary: tuple[str, ...] | None = None
     scaling: Scaling | None = None
     target: tuple[float, float] = (0.0, 1.0)
+    features: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -113,6 +115,7 @@ class Federation:
         vocabulary: tuple[str, ...] | None = None,
         scaling: Scaling | None = None,
         target: tuple[float, float] = (0.0, 1.0),
+        features: tuple[str, ...] | None = None,
     ) -> Self:
         """From flat examples; refuses clients that have nothing to learn from or be scored on."""
         n = len(train.size)
@@ -152,9 +155,9 @@ class Federation:
                 raise DataError(
                     f"classes must be whole numbers, but the labels are {train.y.dtype}"
                 )
-            return cls(train, test, named, None, vocabulary, scaling, target)
+            return cls(train, test, named, None, vocabulary, scaling, target, features)
         labels = labels or _labels(train.y, test.y, classes)
-        return cls(train, test, named, labels, vocabulary, scaling, target)
+        return cls(train, test, named, labels, vocabulary, scaling, target, features)
 
     @property
     def clients(self) -> int:

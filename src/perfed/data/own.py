@@ -123,6 +123,46 @@ def table(
     return _pool([rows], roles, _numbered(owners, known, called), called)
 
 
+def one_client(
+    path: Path,
+    label: str | None,
+    features: tuple[str, ...] | None,
+    labels: tuple[str, ...] | None,
+) -> Pool:
+    """One client's rows, from a file like those of `folder`, for a model that is trained already.
+
+    Args:
+        path: the file.
+        label: the column with the label; None: the rows have none.
+        features: the columns with the inputs, in the model's order; None: all others.
+        labels: the classes the model knows; None: it is a regression.
+    """
+    if not path.is_file():
+        raise fault(path.absolute(), "there is no such file; check the path")
+    if path.suffix.lower() not in (*_TABLES, ".npz"):
+        raise fault(path, "is no .csv, .parquet or .npz file")
+    task: Task = "regression" if labels is None or label is None else "classification"
+    if path.suffix.lower() == ".npz":
+        if label is None:
+            arrays = _arrays(path)
+            x = arrays.get("x", next(iter(arrays.values())))
+            rows = [_pair(path, {"x": x, "y": np.zeros(len(x))}, "x", "y", "regression")]
+        else:
+            rows = _archive(path, task)
+        return _pool(rows, _Roles(label or "label", None, task, labels, None), None, None)
+    names = columns.header(path)
+    if label is None:
+        columns.require_columns(path, names, features or ())
+        chosen = features or names
+        sheet = columns.read(path, names, chosen, ())
+        zeros = np.zeros(len(sheet.numbers), np.float32)
+        return Pool(x=sheet.numbers, y=zeros, labels=None, features=tuple(chosen))
+    roles = _Roles(label, features, task, labels if task == "classification" else None, None)
+    if roles.features is None:
+        roles = replace(roles, features=_features(path, names, roles))
+    return _pool([_sheet(path, names, roles)[0]], roles, None, None)
+
+
 @final
 @dataclass(frozen=True)
 class _Roles:
@@ -359,6 +399,7 @@ def _pool(
         client=client,
         names=names,
         test_from=None if test is None else "test-set",
+        features=roles.features,
     )
 
 

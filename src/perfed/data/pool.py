@@ -43,6 +43,7 @@ class Pool:
             None: the rows are independent.
         standardise: how inputs are scaled unless one asks otherwise.
         test_from: where held-out data come from unless one asks otherwise; None: as the split says.
+        features: the names of the inputs' columns, where they have any.
     """
 
     x: Shaped[np.ndarray, "examples ..."]
@@ -56,6 +57,7 @@ class Pool:
     gap: int | None = None
     standardise: Standardise = "none"
     test_from: TestFrom | None = None
+    features: tuple[str, ...] | None = None
 
     def federation(
         self,
@@ -127,6 +129,7 @@ class Pool:
             names=names,
             labels=self.labels,
             vocabulary=self.vocabulary,
+            features=self.features,
             scaling=Scaling.fitted(kind, train.x, train.size, self.limits),
         )
 

@@ -51,6 +51,13 @@ class Scaling:
     def _of(cls, shift: np.ndarray, spread: np.ndarray) -> Self:
         return cls(shift.astype(np.float32), _inverse(spread).astype(np.float32))
 
+    def of_client(self, client: int) -> "Scaling":
+        """What one client needs of it."""
+        shift, scale = (
+            np.asarray(own_row(part, client))[None] for part in (self.shift, self.scale)
+        )
+        return Scaling(shift, scale)
+
     def __call__(self, x: Shaped[Any, "examples ..."], client: int) -> Float[Any, "examples ..."]:
         """One client's inputs, scaled."""
         shift, scale = own_row(self.shift, client), own_row(self.scale, client)

@@ -1,6 +1,5 @@
 """The typed configuration of a run: a TOML file, `--set` overrides, errors that name the field."""
 
-import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,14 +21,15 @@ from perfed.experiment.recipes import FROM_RUN, RECIPES, Recipe, recipe_of
 from perfed.experiment.sections import (
     EngineSection,
     NetworkSection,
+    OutputSection,
     Section,
     build_codec,
     choice,
     codec_choice,
     data_choice,
 )
-from perfed.experiment.simulate import Progress, Result, run
-from perfed.methods import METHODS
+from perfed.experiment.simulate import Course, Progress, Result, run
+from perfed.methods import METHODS, Method
 from perfed.models import MODELS
 from perfed.objective import Model, Sampling, Task
 from perfed.simulation import Engine, Network, Setup, Weighting
@@ -88,6 +88,7 @@ class Config(DataPart):
     method: choice("name", METHODS | RECIPES, skip=FROM_RUN)  # type: ignore[valid-type]
     codec: codec_choice() = Field({"name": "float32"}, validate_default=True)  # type: ignore[valid-type]
     network: NetworkSection | None = None
+    output: OutputSection = OutputSection()
     engine: EngineSection = EngineSection()
 
     @classmethod
@@ -98,6 +99,8 @@ class Config(DataPart):
     @classmethod
     def checked(cls, values: dict[str, Any]) -> Self:
         """A valid configuration, or a `ConfigError` that lists every fault."""
+        if isinstance(codec := values.get("codec"), dict) and "name" not in codec:
+            values = values | {"codec": {"name": "float32"} | codec}  # a downlink alone
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
@@ -124,13 +127,13 @@ class Config(DataPart):
                 method = METHODS[name](**settings)
             with _naming("codec"):
                 return Recipe(method, build_codec(self.codec), self.cohort)
-        if "codec" in self.model_fields_set:
+        with _naming("method"):
+            recipe = recipe_of(name, self.rounds, settings)
+        if build_codec(self.codec) not in (Float32(), recipe.codec):
             raise ConfigError(
                 f"codec: {name} brings its own, with method.s levels; for another one use "
                 'method.name = "fedavg"'
             )
-        with _naming("method"):
-            recipe = recipe_of(name, self.rounds, settings)
         cohort = recipe.cohort or self.cohort
         if "cohort" in self.model_fields_set and cohort != self.cohort:
             raise ConfigError(
@@ -150,28 +153,13 @@ class Config(DataPart):
 
     def build_model(self, federation: Federation) -> Model:
         """The model, fitted to the data's shape and classes."""
-        settings, shape = self.model.settings(), federation.example_shape
-        kind = MODELS[settings.pop("name")]
-        vocabulary = federation.vocabulary
-        from_data = {
-            "inputs": prod(shape),
-            "image": shape,
-            "classes": federation.outputs,
-            "symbols": 0 if vocabulary is None else len(vocabulary),
-        }
-        wanted = inspect.signature(kind).parameters
         with _naming("model"):
-            reading = "symbols" in wanted
-            if reading != (vocabulary is not None):
-                reads = "reads symbols of a text" if reading else "reads numbers"
-                others = [n for n, m in MODELS.items() if ("symbols" in settings_of(m)) != reading]
-                allowed = f"{reads}, which these data are not; use {' or '.join(others)}"
-                raise FieldError("name", self.model.name, allowed)
-            if "image" in wanted and len(shape) != 3:
-                allowed = f"needs images, but an input of these data has shape {shape}"
-                raise FieldError("name", self.model.name, allowed)
-            given = {k: v for k, v in (from_data | settings).items() if k in wanted}
-            return kind(**given)
+            return built_model(
+                self.model.settings(),
+                federation.example_shape,
+                federation.outputs,
+                federation.vocabulary,
+            )
 
     def build(self, federation: Federation | None = None) -> Engine:
         """The engine, ready to run; data that are at hand already can be given."""
@@ -193,17 +181,79 @@ class Config(DataPart):
         with _naming("engine"):
             return self.engine.build(setup)
 
-    def run(self, engine: Engine, on_progress: Callable[[Progress], None] | None = None) -> Result:
+    def run(
+        self,
+        engine: Engine,
+        on_progress: Callable[[Progress], None] | None = None,
+        course: Course | None = None,
+        on_course: Callable[[Course], None] | None = None,
+    ) -> Result:
         """The whole run on its engine; without `eval_every`, scored about ten times."""
         eval_every = self.eval_every or max(1, self.rounds // 10)
         model = jax.eval_shape(engine.setup.task.model.init, jax.random.key(0))
         network = self.build_network(sum(leaf.size for leaf in jax.tree.leaves(model)))
         with _naming("network"):
-            return run(engine, self.rounds, eval_every, self.adapt_on, on_progress, network)
+            return run(
+                engine,
+                self.rounds,
+                eval_every,
+                self.adapt_on,
+                on_progress,
+                network,
+                course,
+                on_course,
+            )
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting, defaults included."""
-        return self.model_dump(mode="json")
+        """Every setting, defaults included, and what a recipe stands for."""
+        recipe, values = self.build_recipe(), self.model_dump(mode="json")
+        values["cohort"] = recipe.cohort
+        if self.method.name in RECIPES:
+            settings = {k: v for k, v in vars(recipe.codec).items() if v is not None}
+            values["codec"] |= {"name": recipe.codec.name} | settings
+        return values
+
+
+def built_model(
+    settings: dict[str, Any],
+    shape: tuple[int, ...],
+    outputs: int,
+    vocabulary: tuple[str, ...] | None,
+) -> Model:
+    """The model of a `[model]` section, for inputs of this shape and so many outputs."""
+    name = settings["name"]
+    kind = MODELS[name]
+    from_data: dict[str, Any] = {
+        "inputs": prod(shape),
+        "image": shape,
+        "classes": outputs,
+        "symbols": 0 if vocabulary is None else len(vocabulary),
+    }
+    wanted = settings_of(kind)
+    reading = "symbols" in wanted
+    if reading != (vocabulary is not None):
+        reads = "reads symbols of a text" if reading else "reads numbers"
+        others = [n for n, m in MODELS.items() if ("symbols" in settings_of(m)) != reading]
+        allowed = f"{reads}, which these data are not; use {' or '.join(others)}"
+        raise FieldError("name", name, allowed)
+    if "image" in wanted and len(shape) != 3:
+        allowed = f"needs images, but an input of these data has shape {shape}"
+        raise FieldError("name", name, allowed)
+    given: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v
+        for k, v in (from_data | settings).items()
+        if k in wanted
+    }
+    return kind(**given)
+
+
+def built_method(settings: dict[str, Any], rounds: int) -> Method:
+    """The method of a `[method]` section."""
+    settings = {k: v for k, v in settings.items() if v is not None}
+    name = settings.pop("name")
+    return (
+        METHODS[name](**settings) if name in METHODS else recipe_of(name, rounds, settings).method
+    )
 
 
 def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from perfed.codecs import CODECS, Codec
 from perfed.data import SOURCES, SPLITS, data_settings
 from perfed.data.catalogue import Setting, settings_of
 from perfed.errors import FieldError, require
+from perfed.experiment.rundir import PersonalModels
 from perfed.simulation import Engine, Network, Sequential, Setup, Vectorised
 
 
@@ -132,6 +133,23 @@ def build_codec(chosen: Any) -> Codec:
 
 def _is_sparse(codec: type[Codec]) -> bool:
     return "inner" in settings_of(codec)
+
+
+@final
+class OutputSection(Section):
+    """`[output]`: what is written into a run's folder, and how often.
+
+    Attributes:
+        checkpoint_rounds: keep where the run stands after so many rounds; None: by time only.
+        checkpoint_minutes: and after so many minutes; None: by rounds only.
+        keep: how many checkpoints to keep.
+        personal_models: `stacked` in one file, `files` one a client, or `none`.
+    """
+
+    checkpoint_rounds: int | None = Field(default=None, ge=1)
+    checkpoint_minutes: float | None = Field(default=5.0, gt=0, allow_inf_nan=False)
+    keep: int = Field(default=3, ge=1)
+    personal_models: PersonalModels = "stacked"
 
 
 @final

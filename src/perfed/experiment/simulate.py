@@ -1,12 +1,12 @@
 """A whole simulated run: rounds, scores on the way, and a result to hold."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
@@ -14,6 +14,7 @@ from perfed.codecs import Codec, Float32
 from perfed.data import Federation
 from perfed.errors import require, require_choice, require_count
 from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
+from perfed.experiment.saved import named_outputs, scaled
 from perfed.methods import Method
 from perfed.objective import Model, Params, Sampling, Task
 from perfed.simulation import Engine, Network, Setup, State, Traffic, Vectorised, Weighting
@@ -66,6 +67,36 @@ class Costs(NamedTuple):
 
 @final
 @dataclass(frozen=True)
+class Course:
+    """Where a run stands, and all it has come by on the way: what it takes to go on.
+
+    Attributes:
+        state: the state.
+        history: the scores so far.
+        sent: the messages so far, in parts.
+        marks: how many seconds in each of the scores were taken.
+        timing: what the time was spent on.
+    """
+
+    state: State
+    history: tuple[Evaluation, ...]
+    sent: tuple[Traffic, ...]
+    marks: tuple[float, ...]
+    timing: dict[str, float]
+
+    @property
+    def traffic(self) -> Traffic:
+        """The messages so far."""
+        return Traffic.joined(self.sent)
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+        return int(self.state.round)
+
+
+@final
+@dataclass(frozen=True)
 class Result:
     """What a run ends with.
 
@@ -74,9 +105,8 @@ class Result:
         rounds: how many rounds it ran.
         seed: its seed.
         seconds: how long it took, compiling and scoring included.
-        history: the scores of all clients, from round 0 to the last.
-        state: the last state: global model and what clients keep.
-        traffic: the bytes of every message of every round.
+        course: the state it ended in, and the scores and messages on the way.
+        evaluator: what scored the clients.
         round_seconds: how long each round would have taken over the network; None: none was given.
     """
 
@@ -84,11 +114,24 @@ class Result:
     rounds: int
     seed: int
     seconds: float
-    history: tuple[Evaluation, ...]
-    state: State
+    course: Course
     evaluator: Evaluator
-    traffic: Traffic
     round_seconds: Float[np.ndarray, " rounds"] | None = None
+
+    @property
+    def history(self) -> tuple[Evaluation, ...]:
+        """The scores of all clients, from round 0 to the last."""
+        return self.course.history
+
+    @property
+    def state(self) -> State:
+        """The last state: the global model and what clients keep."""
+        return self.course.state
+
+    @property
+    def traffic(self) -> Traffic:
+        """The bytes of every message of every round."""
+        return self.course.traffic
 
     @property
     def costs(self) -> Costs:
@@ -137,13 +180,10 @@ class Result:
         allowed = f"must be some inputs of shape {shape}"
         require(x.shape[1:] == shape, "x", f"an array of shape {x.shape}", allowed)
         w = self.personal_model(client) if kind == "personalized" else self.state.w
-        scaled = x if federation.scaling is None else federation.scaling(x, client)
-        outputs = np.asarray(setup.task.model.apply(w, jnp.asarray(scaled)))
-        if federation.labels is None:
-            shift, spread = federation.target
-            return np.asarray(outputs.reshape(len(x)) * spread + shift)
-        names = np.array(federation.labels, dtype=object)
-        return np.asarray(names[outputs.argmax(axis=1)], dtype=str)
+        return named_outputs(
+            setup.task.model, w, scaled(x, federation.scaling, client), federation.labels,
+            federation.target,
+        )  # fmt: skip
 
 
 def simulate(
@@ -209,53 +249,95 @@ def run(
     adapt_on: AdaptOn = "train",
     on_progress: Callable[[Progress], None] | None = None,
     network: Network | None = None,
+    course: Course | None = None,
+    on_course: Callable[[Course], None] | None = None,
 ) -> Result:
-    """Train on a given engine and score every client, as `simulate` does."""
+    """Train on a given engine and score every client, as `simulate` does.
+
+    Args:
+        engine: what runs the rounds.
+        rounds: global rounds in all.
+        eval_every: as for `simulate`.
+        adapt_on: as for `simulate`.
+        on_progress: as for `simulate`.
+        network: as for `simulate`.
+        course: where an earlier run was left; None: from the beginning.
+        on_course: told where the run stands, again and again; what it is told last, even when
+            interrupted, is where the run can be taken up.
+    """
     require_count("rounds", rounds)
     if network is not None:
         network.check(engine.setup.federation.clients)
     if eval_every is not None:
         require_count("eval_every", eval_every)
-    begun = time.perf_counter()
     evaluator = Evaluator(engine, adapt_on)
-    state = engine.start()
-    history = [evaluator(state)]
-    traffic = []
+    watch = _Watch(course)
+    if course is None:
+        state = engine.start()
+        with watch.timing("scoring"):
+            first = evaluator(state)
+        course = Course(state, (first,), (engine.nothing_sent(),), (watch.seconds,), watch.parts)
 
-    def report(done: int) -> None:
+    def report(course: Course) -> None:
         if on_progress is not None:
-            loss = float(history[-1].scores["personalized"].loss.mean())
-            on_progress(Progress(done, rounds, loss))
+            loss = float(course.history[-1].scores["personalized"].loss.mean())
+            on_progress(Progress(course.round, rounds, loss))
+        if on_course is not None:
+            with watch.timing("recording"):
+                on_course(course)
 
-    report(0)
-    done, block = 0, 1
-    while done < rounds:
+    report(course)
+    block = 1
+    while (done := course.round) < rounds:
         stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
         step = min(block, stop - done)
-        block_begun = time.perf_counter()
-        state, sent = engine.record(state, step)
-        jax.block_until_ready(state)
-        traffic.append(sent)
-        pace = (time.perf_counter() - block_begun) / step
+        with watch.timing("compiling" if block == 1 else "rounds") as spent:
+            state, sent = engine.record(course.state, step)
+            jax.block_until_ready(state)
         # The first block compiles, so it says little about the pace: grow from it with care.
+        pace = spent() / step
         block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
-        done += step
-        if done == stop:
-            history.append(evaluator(state))
-        report(done)
-    seconds = time.perf_counter() - begun
-    setup, all_sent = engine.setup, Traffic.joined(traffic)
+        history, marks = course.history, course.marks
+        if done + step == stop:
+            with watch.timing("scoring"):
+                history = (*history, evaluator(state))
+            marks = (*marks, watch.seconds)
+        course = Course(state, history, (*course.sent, sent), marks, watch.parts)
+        report(course)
+    setup = engine.setup
     return Result(
         setup.method,
         rounds,
         setup.seed,
-        seconds,
-        tuple(history),
-        state,
+        watch.seconds,
+        course,
         evaluator,
-        all_sent,
-        None if network is None else _round_seconds(network, setup, all_sent),
+        None if network is None else _round_seconds(network, setup, course.traffic),
     )
+
+
+@final
+class _Watch:
+    """How long a run has taken, in all its parts, and what it was spent on."""
+
+    def __init__(self, course: Course | None) -> None:
+        before = 0.0 if course is None else course.marks[-1]
+        self._spent = {} if course is None else dict(course.timing)
+        self._begun = time.perf_counter() - before
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._begun
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return dict(self._spent)
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[Callable[[], float]]:
+        begun = time.perf_counter()
+        yield lambda: time.perf_counter() - begun
+        self._spent[part] = self._spent.get(part, 0.0) + time.perf_counter() - begun
 
 
 def _round_seconds(

@@ -2,15 +2,11 @@
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfed.experiment.simulate import Costs, Result
-
-FILE = "summary.json"
 
 
 def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -49,6 +45,7 @@ def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str,
             "client_uplink_bytes": sent.tolist(),
             "client_downlink_bytes": received.tolist(),
         },
+        "timing": result.course.timing,
         "global": full("global"),
         "personalized": full("personalized"),
         "history": [curve_point(evaluation) for evaluation in result.history],
@@ -71,14 +68,6 @@ def _costs(costs: Costs, round: int) -> dict[str, Any]:
 def summary_bytes(summary: dict[str, Any]) -> bytes:
     """The file's contents."""
     return (json.dumps(_without_nan(summary), indent=1, allow_nan=False) + "\n").encode()
-
-
-def write_whole(path: Path, contents: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(contents)
-    os.replace(partial, path)
 
 
 def _without_nan(value: Any) -> Any:

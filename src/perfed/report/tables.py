@@ -8,6 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from perfed.data.describe import Description
+from perfed.experiment.adapt import Adapted
 from perfed.experiment.comparison import Row
 from perfed.experiment.simulate import Result
 
@@ -88,6 +89,18 @@ def _number(value: float) -> str:
 
 def _gain(difference: float) -> str:
     return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
+
+
+def adapted_table(adapted: Adapted) -> Table:
+    """A client's scores before and after its model was fitted to it."""
+    table = _table(f"{adapted.held_out} held-out rows; fitted to {adapted.examples}")
+    table.add_column("")
+    for heading in ("common model", "own model"):
+        table.add_column(heading, justify="right")
+    for name, before in adapted.before.items():
+        show = _percent if name == "accuracy" else _number
+        table.add_row(name, show(before), show(adapted.after[name]))
+    return table
 
 
 def _difference(value: float) -> str:

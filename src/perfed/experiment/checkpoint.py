@@ -1,0 +1,187 @@
+"""Checkpoints: where a run stands, in files that say whether they are whole.
+
+A file holds one line with a mark and the SHA-256 of the rest; the rest is a safetensors file with
+the leaves of the state, the scores and traffic so far, and the configuration they belong to.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load, save
+
+from perfed.errors import ConfigError, DataError, require, require_count
+from perfed.evaluation import Evaluation, Scores
+from perfed.experiment.files import write_whole
+from perfed.experiment.simulate import Course
+from perfed.simulation import State, Traffic
+
+_MARK = b"perfed-checkpoint-1 "
+_ENDING = ".checkpoint"
+# Settings that may change from one part of a run to the next: results do not depend on them.
+_FREE = ("engine", "output")
+
+
+@final
+@dataclass
+class Checkpoints:
+    """Writes checkpoints of a run every so often, and finds the last good one.
+
+    Attributes:
+        folder: where they are.
+        config: the run's resolved configuration.
+        rounds: write one after so many rounds; None: by time only.
+        minutes: write one after so many minutes; None: by rounds only.
+        keep: how many to keep.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    rounds: int | None = None
+    minutes: float | None = 5.0
+    keep: int = 3
+    seconds: float = field(default=0.0, init=False)
+    _last_round: int = field(default=0, init=False)
+    _last_time: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            require_count("checkpoint_rounds", self.rounds)
+        good = self.minutes is None or 0 < self.minutes < float("inf")
+        require(good, "checkpoint_minutes", self.minutes, "must be a number greater than 0")
+        require_count("keep", self.keep)
+
+    def offer(self, course: Course) -> None:
+        """Write one if it is time."""
+        done = course.round
+        if done == self._last_round:
+            return
+        by_rounds = self.rounds is not None and done - self._last_round >= self.rounds
+        waited = time.monotonic() - self._last_time
+        if by_rounds or (self.minutes is not None and waited >= 60 * self.minutes):
+            self.write(course)
+
+    def write(self, course: Course) -> Path:
+        """Write one now, and remove those that are too many."""
+        begun = time.perf_counter()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"round-{course.round:09d}{_ENDING}"
+        payload = _packed(course, self.config)
+        digest = hashlib.sha256(payload).hexdigest().encode()
+        write_whole(path, _MARK + digest + b"\n" + payload)
+        for old in self._files()[self.keep :]:
+            old.unlink()
+        for partial in self.folder.glob("*.partial"):
+            partial.unlink()
+        self._last_round, self._last_time = course.round, time.monotonic()
+        self.seconds += time.perf_counter() - begun
+        return path
+
+    def latest(self, like: State, say: Callable[[str], None]) -> Course | None:
+        """The last whole one, put together like `like`; None if there is none.
+
+        Args:
+            like: a state of the run, for its structure.
+            say: told of every damaged file on the way.
+        """
+        for path in self._files():
+            try:
+                course = _unpacked(path, like, self.config)
+            except DataError as error:
+                say(f"{error}; using the one before")
+                continue
+            self._last_round, self._last_time = course.round, time.monotonic()
+            return course
+        return None
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob(f"round-*{_ENDING}"), reverse=True)
+
+
+def _packed(course: Course, config: dict[str, Any]) -> bytes:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(course.state)]
+    # Bytes and a list of types, for types of float that a file format may not know.
+    tensors = {f"state.{i}": np.frombuffer(a.tobytes(), np.uint8) for i, a in enumerate(leaves)}
+    tensors |= {f"traffic.{k}": v for k, v in course.traffic._asdict().items()}
+    tensors["history.round"] = np.array([e.round for e in course.history])
+    for kind, scores in course.history[0].scores.items():
+        tensors["history.sizes"] = scores.sizes
+        for name in scores.values:
+            tensors[f"history.{kind}.{name}"] = np.stack(
+                [e.scores[kind].values[name] for e in course.history]
+            )
+    facts = {
+        "types": [str(a.dtype) for a in leaves],
+        "shapes": [list(a.shape) for a in leaves],
+        "config": config,
+        "marks": list(course.marks),
+        "timing": course.timing,
+    }
+    return save(
+        {k: np.ascontiguousarray(v) for k, v in tensors.items()}, {"facts": json.dumps(facts)}
+    )
+
+
+def _unpacked(path: Path, like: State, config: dict[str, Any]) -> Course:
+    raw = path.read_bytes()
+    head, _, payload = raw.partition(b"\n")
+    whole = head == _MARK + hashlib.sha256(payload).hexdigest().encode()
+    if not whole:
+        raise DataError(f"{path.name} is damaged: its checksum does not fit")
+    tensors = load(payload)
+    size = int.from_bytes(payload[:8], "little")
+    facts = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["facts"])
+    differing = _differences(facts["config"], config)
+    if differing:
+        raise ConfigError(
+            "\n".join(f"{d}: the run cannot be taken up with another setting" for d in differing)
+        )
+    leaves = [
+        jnp.asarray(tensors[f"state.{i}"].view(jnp.dtype(kind)).reshape(shape))
+        for i, (kind, shape) in enumerate(zip(facts["types"], facts["shapes"], strict=True))
+    ]
+    kinds = dict.fromkeys(
+        key.split(".")[1] for key in tensors if key.startswith("history.") and key.count(".") == 2
+    )
+    history = tuple(
+        Evaluation(
+            int(round),
+            {
+                kind: Scores(  # type: ignore[misc]
+                    {
+                        key.split(".")[2]: values[i]
+                        for key, values in sorted(tensors.items(), key=_headline_first)
+                        if key.startswith(f"history.{kind}.")
+                    },
+                    tensors["history.sizes"],
+                )
+                for kind in sorted(kinds)
+            },
+        )
+        for i, round in enumerate(tensors["history.round"])
+    )
+    traffic = Traffic(*(tensors[f"traffic.{name}"] for name in Traffic._fields))
+    state: State = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return Course(state, history, (traffic,), tuple(facts["marks"]), facts["timing"])
+
+
+def _headline_first(item: tuple[str, Any]) -> tuple[int, str]:
+    """Names of scores in the order in which they are shown: the loss is last."""
+    name = item[0].rsplit(".", 1)[-1]
+    return (name == "loss", name)
+
+
+def _differences(old: Any, new: Any, place: str = "") -> list[str]:
+    """Settings that differ, as `method.lam = 30.0 (15.0 in the checkpoint)`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [k for k in {**old, **new} if place or k not in _FREE]
+        parts = [_differences(old.get(k), new.get(k), f"{place}.{k}".lstrip(".")) for k in keys]
+        return [difference for part in parts for difference in part]
+    return [] if old == new else [f"{place} = {new!r} ({old!r} in the checkpoint)"]

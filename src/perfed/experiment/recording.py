@@ -1,0 +1,111 @@
+"""A run with a folder: begun, interrupted, taken up again, and finished."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from perfed.errors import ConfigError
+from perfed.experiment import rundir
+from perfed.experiment.checkpoint import Checkpoints
+from perfed.experiment.config import Config
+from perfed.experiment.files import read_json
+from perfed.experiment.simulate import Course, Progress, Result
+from perfed.simulation import Engine
+
+Say = Callable[[str], None]
+
+
+@final
+@dataclass(frozen=True)
+class Recording:
+    """A run and the folder it is recorded in.
+
+    Attributes:
+        config: the run's configuration.
+        folder: where it is recorded.
+        engine: what runs it.
+    """
+
+    config: Config
+    folder: Path
+    engine: Engine
+
+    @classmethod
+    def begin(cls, config: Config, folder: Path) -> "Recording":
+        """Read the data, and make the folder; `rundir.check_vacant` says whether one may."""
+        engine = config.build()
+        rundir.begin(folder, config.resolved(), engine.setup.federation)
+        return cls(config, folder, engine)
+
+    @classmethod
+    def take_up(cls, folder: Path, config: Config | None = None) -> "Recording":
+        """A run that was left, by its own configuration or by one that says the same."""
+        if not (folder / rundir.CONFIG).is_file():
+            raise ConfigError(f"{folder} is no folder of a run: there is no {rundir.CONFIG}")
+        if (folder / rundir.SUMMARY).exists():
+            raise ConfigError(f"{folder}: this run is finished; its results are all there")
+        config = config or Config.checked(_without_none(read_json(folder / rundir.CONFIG)))
+        engine = config.build()
+        before = read_json(folder / rundir.ENVIRONMENT)["data_sha256"]
+        if rundir.data_checksum(engine.setup.federation) != before:
+            raise ConfigError(
+                f"{folder}: the data are not those the run began with (their checksum differs); "
+                "bring those back, or begin anew"
+            )
+        return cls(config, folder, engine)
+
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] | None = None,
+        say: Say = lambda _: None,
+        on_score: Callable[[Course], None] | None = None,
+    ) -> Result:
+        """From the last checkpoint, or from the beginning, to the end.
+
+        An interruption leaves a checkpoint behind and is passed on.
+
+        Args:
+            on_progress: told how far the run has come.
+            say: told what a user should know.
+            on_score: told where the run stands whenever clients have been scored.
+        """
+        output = self.config.output
+        checkpoints = Checkpoints(
+            self.folder / rundir.CHECKPOINTS,
+            self.config.resolved(),
+            output.checkpoint_rounds,
+            output.checkpoint_minutes,
+            output.keep,
+        )
+        course = checkpoints.latest(self.engine.start(), say)
+        if course is not None:
+            say(f"going on from round {course.round}")
+        latest: list[Course] = []
+        scored = 0 if course is None else len(course.history)
+
+        def on_course(course: Course) -> None:
+            nonlocal scored
+            latest[:] = [course]
+            checkpoints.offer(course)
+            if on_score is not None and len(course.history) > scored:
+                scored = len(course.history)
+                on_score(course)
+
+        try:
+            result = self.config.run(self.engine, on_progress, course, on_course)
+        except KeyboardInterrupt:
+            if latest:
+                path = checkpoints.write(latest[0])
+                say(f"interrupted; round {latest[0].round} is kept in {path}")
+                say(f"go on with: perfed resume {self.folder}")
+            raise
+        rundir.finish(self.folder, result, self.config.resolved(), output.personal_models)
+        return result
+
+
+def _without_none(value: Any) -> Any:
+    """A resolved configuration as a file would say it: what is None is left out."""
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value
