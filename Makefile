@@ -6,13 +6,16 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow lint bench clean
 
 demo: .venv/.base
 	$(BIN)/perfed run
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+test-slow: .venv/.test
+	$(BIN)/python -m pytest --numprocesses 2 -m slow
 
 lint: .venv/.test
 	$(BIN)/ruff check .

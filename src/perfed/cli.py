@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, Literal, final
 
 import typer
 from rich.console import Console
@@ -32,6 +32,8 @@ from perfed.report.tables import (
     data_table,
     result_table,
 )
+
+Table = Literal["markdown", "latex"]
 
 app = typer.Typer(
     name="perfed",
@@ -158,6 +160,41 @@ def resume_command(
         _record(Recording.take_up(folder, given))
 
 
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")],
+    page: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The page; default: report.html in the first."),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write PNG and SVG figures there.")
+    ] = None,
+    table: Annotated[
+        Table | None, typer.Option(help="Print the headline table for a paper instead.")
+    ] = None,
+) -> None:
+    """Make one page of one or several runs, which opens offline in any browser.
+
+    Runs that differ only in their seed are shown together, with 95 % intervals.
+    """
+    from perfed.report.page import report_page  # these take a while to import
+    from perfed.report.paper import latex_table, markdown_table, write_figures
+
+    with _errors_shown():
+        runs = [rundir.read_run(folder) for folder in folders]
+        if table is not None:
+            typer.echo({"latex": latex_table, "markdown": markdown_table}[table](runs))
+            return
+        page = page or folders[0] / rundir.REPORT
+        title = folders[0].name if len(folders) == 1 else f"{len(folders)} runs"
+        write_whole(page, report_page(runs, title).encode())
+        out.print(f"written to {page}")
+        if figures is not None:
+            written = write_figures(runs, figures)
+            out.print(f"{len(written)} figures in {figures}")
+
+
 @app.command("adapt")
 def adapt_command(
     trained: Annotated[
@@ -221,7 +258,7 @@ def _record(recording: Recording) -> None:
             lambda progress: show(name, progress), lambda line: err.print(line, soft_wrap=True)
         )
     _show_result(result)
-    out.print(f"written to {recording.folder}")
+    out.print(f"written to {recording.folder}; look at it with: perfed report {recording.folder}")
 
 
 def _show_result(result: Result) -> None:

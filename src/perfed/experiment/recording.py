@@ -34,9 +34,13 @@ class Recording:
     @classmethod
     def begin(cls, config: Config, folder: Path) -> "Recording":
         """Read the data, and make the folder; `rundir.check_vacant` says whether one may."""
-        engine = config.build()
-        rundir.begin(folder, config.resolved(), engine.setup.federation)
-        return cls(config, folder, engine)
+        recording = cls(config, folder, config.build())
+        recording.begin_folder()
+        return recording
+
+    def begin_folder(self) -> None:
+        """Write what is known before the first round."""
+        rundir.begin(self.folder, self.config.resolved(), self.engine.setup.federation)
 
     @classmethod
     def take_up(cls, folder: Path, config: Config | None = None) -> "Recording":

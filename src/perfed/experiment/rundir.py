@@ -10,6 +10,7 @@
   `clients/NAME.safetensors`, one a client, each like `model.safetensors`.
 - `data.safetensors`: how inputs were scaled for each client, and how many examples of each class
   each has.
+- `report.html`: a page to look at, once `perfed report` has made it.
 - `checkpoints/`: where the run stood; what `perfed resume` goes on from.
 """
 
@@ -44,6 +45,7 @@ SUMMARY, MODEL, CLIENTS, DATA = (
     "summary.json", "model.safetensors", "clients.safetensors", "data.safetensors",
 )  # fmt: skip
 CHECKPOINTS = "checkpoints"
+REPORT = "report.html"
 VERSIONS = ("perfed", "jax", "jaxlib", "numpy", "pyarrow", "safetensors")
 
 PersonalModels = Literal["stacked", "files", "none"]
@@ -76,7 +78,7 @@ def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
     """Write what is known before the first round."""
     folder.mkdir(parents=True, exist_ok=True)
     # What an earlier run left behind must not pass for this one's.
-    for name in (SUMMARY, METRICS, MODEL, CLIENTS, DATA):
+    for name in (SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT):
         (folder / name).unlink(missing_ok=True)
     for left in (folder / CHECKPOINTS).glob("*"):
         left.unlink()

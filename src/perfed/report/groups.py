@@ -1,0 +1,348 @@
+"""Runs side by side: grouped over seeds, and what their scores and costs come to."""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, final, get_args
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfed.errors import DataError
+from perfed.evaluation import ERRORS, ModelKind
+from perfed.experiment.rundir import Recorded
+
+KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
+KIND_NAMES: dict[str, str] = {"global": "Global", "personalized": "Personalised"}
+SCORE_NAMES = {"accuracy": "Accuracy", "r2": "R²", "rmse": "RMSE", "loss": "Loss"}
+
+# What a curve can be drawn against, in this order; only "round" and those recorded are offered.
+AXIS_NAMES = {
+    "round": "Rounds",
+    "uplink_bytes": "Sent by clients",
+    "simulated_seconds": "Simulated time",
+    "seconds": "Real time",
+}
+
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+_SECONDS = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "h"), (180, 60, "min"), (0.0, 1, "s"))
+
+# What a run spends time on, in the order it does.
+PARTS = ("data", "compiling", "rounds", "scoring", "recording")
+
+# A name of settings longer than this says less than a number.
+_LABEL = 48
+
+# Less than this is rounding (scores come from float32), not gain.
+_NOTHING = 1e-6
+
+
+class Spread(NamedTuple):
+    """Means over seeds, and half the width of their 95 % intervals (NaN: only one seed)."""
+
+    mean: Float[np.ndarray, "*shape"]
+    half: Float[np.ndarray, "*shape"]
+
+
+class Gain(NamedTuple):
+    """What personalising brings every client: more is better, whatever the score.
+
+    Attributes:
+        clients: each client's gain; NaN where its score is not defined.
+        better: how many gain.
+        worse: how many lose.
+        much_worse: how many lose more than 0.01, which is one point of accuracy.
+        defined: how many have a score.
+    """
+
+    clients: Float[np.ndarray, " clients"]
+    better: int
+    worse: int
+    much_worse: int
+    defined: int
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed.
+
+    Attributes:
+        label: the method's name, with the settings that tell it from others of this name.
+        runs: the runs, by seed.
+    """
+
+    label: str
+    runs: tuple[Recorded, ...]
+
+    @property
+    def first(self) -> Recorded:
+        """The run with the least seed: names, sizes and settings are those of all."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> int:
+        """How many runs there are."""
+        return len(self.runs)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores' names; the first is the headline."""
+        return tuple(self.first.scores["global"])
+
+    @property
+    def rounds(self) -> Int[np.ndarray, " evaluations"]:
+        """The rounds at which every run was scored."""
+        common = set(self.first.rounds.tolist())
+        for run in self.runs[1:]:
+            common &= set(run.rounds.tolist())
+        return np.array(sorted(common), dtype=np.int64)
+
+    def _at(self, run: Recorded) -> Int[np.ndarray, " evaluations"]:
+        return np.searchsorted(run.rounds, self.rounds)
+
+    def curve(self, kind: str, score: str, statistic: str) -> Spread:
+        """A statistic over clients at every common round, over seeds."""
+        values = [
+            over_clients(run.scores[kind][score][self._at(run)], run.sizes, score)[statistic]
+            for run in self.runs
+        ]
+        return over_seeds(np.stack(values))
+
+    def last(self, kind: str, score: str, statistic: str) -> Spread:
+        """A statistic over clients after the last round, over seeds."""
+        values = [
+            over_clients(run.scores[kind][score][-1:], run.sizes, score)[statistic][0]
+            for run in self.runs
+        ]
+        return over_seeds(np.stack(values))
+
+    def axis(self, axis: str) -> Float[np.ndarray, " evaluations"] | None:
+        """What a curve is drawn against, a mean over seeds; None: it was not recorded."""
+        if axis == "round":
+            return self.rounds.astype(float)
+        if not all(axis in run.costs for run in self.runs):
+            return None
+        return over_seeds(np.stack([run.costs[axis][self._at(run)] for run in self.runs])).mean
+
+    def cost(self, cost: str) -> Spread | None:
+        """What the whole run has cost, over seeds; None: it was not recorded."""
+        if not all(cost in run.costs for run in self.runs):
+            return None
+        return over_seeds(np.array([run.costs[cost][-1] for run in self.runs], dtype=float))
+
+    def clients(self, kind: str, score: str) -> Float[np.ndarray, " clients"]:
+        """Every client's score after the last round, a mean over seeds."""
+        return over_seeds(np.stack([run.scores[kind][score][-1] for run in self.runs])).mean
+
+    def gain(self) -> Gain:
+        """What personalising brings every client in the headline score."""
+        score = self.scores[0]
+        sign = -1.0 if score in ERRORS else 1.0
+        gain = sign * (self.clients("personalized", score) - self.clients("global", score))
+        known = gain[np.isfinite(gain)]
+        return Gain(
+            gain,
+            int((known > _NOTHING).sum()),
+            int((known < -_NOTHING).sum()),
+            int((known < -0.01 - _NOTHING).sum()),
+            len(known),
+        )
+
+    def timing(self) -> dict[str, float]:
+        """Where the time went, in seconds by part, a mean over seeds."""
+        found = dict.fromkeys(part for run in self.runs for part in run.timing)
+        parts = [p for p in PARTS if p in found] + [p for p in found if p not in PARTS]
+        return {p: float(np.mean([run.timing.get(p, 0.0) for run in self.runs])) for p in parts}
+
+
+def grouped(runs: Sequence[Recorded]) -> tuple[Group, ...]:
+    """Runs that differ only in their seed together, in the order they were given.
+
+    Raises:
+        DataError: there are no runs, or they cannot be compared: they have other scores, they are
+            the same run twice, or runs of one group have other clients or other last rounds.
+    """
+    if not runs:
+        raise DataError("a report needs at least one run directory")
+    together: dict[str, list[Recorded]] = {}
+    for run in runs:
+        settings = {k: v for k, v in run.config.items() if k != "seed"}
+        together.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    sets = [
+        sorted(members, key=lambda run: int(run.config["seed"])) for members in together.values()
+    ]
+    for members in sets:
+        _check(members)
+    first = runs[0]
+    for run in runs:
+        if list(run.scores["global"]) != list(first.scores["global"]):
+            raise DataError(
+                f"{first.path} is scored by {', '.join(first.scores['global'])}, {run.path} by "
+                f"{', '.join(run.scores['global'])}: report them apart"
+            )
+    labels = _labels([members[0].config for members in sets])
+    return tuple(Group(label, tuple(m)) for label, m in zip(labels, sets, strict=True))
+
+
+def _check(members: Sequence[Recorded]) -> None:
+    """Runs of one group are of the same clients and length, each with its own seed."""
+    seen: dict[int, Recorded] = {}
+    first = members[0]
+    for run in members:
+        seed = int(run.config["seed"])
+        if seed in seen:
+            raise DataError(
+                f"{seen[seed].path} and {run.path} have the same settings and the same seed, "
+                f"{seed}: give one of them"
+            )
+        seen[seed] = run
+        if run.names != first.names or not np.array_equal(run.sizes, first.sizes):
+            raise DataError(
+                f"{first.path} and {run.path} have the same settings, but other clients"
+            )
+        if run.rounds[-1] != first.rounds[-1]:
+            raise DataError(
+                f"{first.path} ends at round {first.rounds[-1]}, {run.path} at round "
+                f"{run.rounds[-1]}: resume the shorter one"
+            )
+
+
+def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each configuration: its method, and what tells it from others of that method."""
+    flats = [flat(config) for config in configs]
+    names = [str(config["method"]["name"]) for config in configs]
+    labels = []
+    for name, own in zip(names, flats, strict=True):
+        alike = [f for n, f in zip(names, flats, strict=True) if n == name]
+        keys = [k for k in dict.fromkeys(k for f in alike for k in f) if k != "seed"]
+        telling = [k for k in keys if len({f.get(k) for f in alike}) > 1]
+        text = ", ".join(f"{k.removeprefix('method.')}={own.get(k, 'none')}" for k in telling)
+        labels.append(f"{name} ({text})" if text else name)
+    for i, label in enumerate(labels):
+        if len(label) > _LABEL or labels.count(label) > 1:
+            labels[i] = f"{names[i]} #{1 + names[:i].count(names[i])}"
+    return labels
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as dotted names and the values as text."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{name}.")
+        elif isinstance(value, str):
+            found[name] = value
+        elif value is None:
+            found[name] = "none"
+        else:
+            found[name] = json.dumps(value, ensure_ascii=False, default=str)
+    return found
+
+
+def statistics(score: str) -> dict[str, str]:
+    """The statistics over clients, by how they are called; of errors, the bad tail is the upper."""
+    tail = {"p90": "p90"} if score in ERRORS else {"p10": "p10"}
+    return {"mean": "mean", "weighted": "by size", "worst": "worst"} | tail
+
+
+def over_clients(
+    values: Float[np.ndarray, "evaluations clients"], sizes: Int[np.ndarray, " clients"], score: str
+) -> dict[str, Float[np.ndarray, " evaluations"]]:
+    """What `Summary` says of each evaluation: only clients whose score is defined count."""
+    weights = np.where(np.isfinite(values), sizes, 0)
+    values = np.where(np.isfinite(values), values, np.nan)
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # no client has a score: NaN
+        return {
+            "mean": np.nanmean(values, axis=1),
+            "weighted": np.nansum(values * weights, axis=1) / weights.sum(axis=1),
+            "worst": (np.nanmax if score in ERRORS else np.nanmin)(values, axis=1),
+            "p10": np.nanpercentile(values, 10, axis=1),
+            "p90": np.nanpercentile(values, 90, axis=1),
+        }
+
+
+def over_seeds(values: Float[np.ndarray, "seeds *shape"]) -> Spread:
+    """The mean over the first axis and half of its 95 % interval, by Student's t."""
+    n, mean = len(values), values.mean(axis=0)
+    if n == 1:
+        return Spread(mean, np.full_like(mean, np.nan))
+    return Spread(mean, student_t(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n))
+
+
+@cache
+def student_t(freedom: int) -> float:
+    """The t that a variable of so many degrees of freedom exceeds in size in 5 of 100 cases."""
+    low, high = 1.9, 13.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _within(t: float, freedom: int) -> float:
+    """P(|T| < t), by the finite series for whole degrees (Abramowitz and Stegun, 26.7.3-4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(2 + odd, freedom + 1, 2):  # cos^(k - 2) and its coefficient
+        total += term
+        term *= cosine**2 * (k - 1) / k
+    if odd:
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    return math.sin(angle) * total
+
+
+def unit(axis: str, largest: float) -> tuple[float, str]:
+    """What to divide by, and the unit's name ("" for rounds), for values up to the largest."""
+    if axis == "round":
+        return 1.0, ""
+    if axis.endswith("bytes"):
+        return next((s, name) for s, name in _BYTES if largest >= s or s == 1.0)
+    return next((float(s), name) for least, s, name in _SECONDS if largest >= least)
+
+
+def axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
+    """The axes that some group has: what each is called, with its unit, and what to divide by."""
+    found = {}
+    for axis, name in AXIS_NAMES.items():
+        values = [v for group in groups if (v := group.axis(axis)) is not None]
+        if values:
+            scale, suffix = unit(axis, max(float(v.max()) for v in values))
+            found[axis] = (f"{name} ({suffix})" if suffix else name, scale)
+    return found
+
+
+def score_name(score: str) -> str:
+    """What a score is called, with its unit."""
+    return "Accuracy (%)" if score == "accuracy" else SCORE_NAMES.get(score, score)
+
+
+def score_word(score: str) -> str:
+    """What a score is called within a sentence."""
+    return "accuracy" if score == "accuracy" else score_name(score)
+
+
+def score_scale(score: str) -> float:
+    """What a score is multiplied by to be shown."""
+    return 100.0 if score == "accuracy" else 1.0
+
+
+def count_line(gain: Gain, score: str) -> str:
+    """Who gains and who loses, in a sentence."""
+    point = "1 point" if score == "accuracy" else "0.01"
+    line = (
+        f"{gain.better} of {gain.defined} client{'s' * (gain.defined != 1)} "
+        f"gain{'s' * (gain.better == 1)}; "
+    )
+    if gain.worse:
+        line += f"{gain.worse} lose{'s' * (gain.worse == 1)}, {gain.much_worse} more than {point}"
+    else:
+        line += "none loses"
+    unknown = len(gain.clients) - gain.defined
+    return line if not unknown else f"{line}; of {unknown} the score is not defined"
