@@ -29,7 +29,7 @@ MAY_IMPORT = {
         "evaluation",
     },
     "report": {"data", "evaluation", "experiment"},
-    "cli": {"data", "simulation", "experiment", "report"},
+    "cli": {"data", "experiment", "report"},
 }
 
 

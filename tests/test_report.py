@@ -20,7 +20,8 @@ from perfed.cli import app
 from perfed.errors import DataError, FieldError
 from perfed.evaluation import Summary
 from perfed.experiment.rundir import Recorded, read_run
-from perfed.report.groups import KINDS, count_line, grouped, over_clients, over_seeds, student_t
+from perfed.experiment.statistics import over_seeds, student_t
+from perfed.report.groups import KINDS, count_line, grouped, over_clients
 from perfed.report.headline import caption, headline
 from perfed.report.page import report_page
 from perfed.report.paper import latex_table, markdown_table, write_figures

@@ -23,6 +23,7 @@ from perfed.experiment.files import write_whole
 from perfed.experiment.recording import Recording
 from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
+from perfed.experiment.sweep import Sweep, lines, points
 from perfed.report.figures import label_picture
 from perfed.report.tables import (
     adapted_table,
@@ -31,6 +32,7 @@ from perfed.report.tables import (
     cost_line,
     data_table,
     result_table,
+    sweep_table,
 )
 
 Table = Literal["markdown", "latex"]
@@ -193,6 +195,41 @@ def report_command(
         if figures is not None:
             written = write_figures(runs, figures)
             out.print(f"{len(written)} figures in {figures}")
+
+
+@app.command("sweep")
+def sweep_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where all is recorded.")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, 2, ....")] = 5,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V", help="Values to choose between; repeatable."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="FILE,FILE", help="TOML files with a [method] each.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    validation: Annotated[
+        float, typer.Option(help="The part of the training data that points are compared on.")
+    ] = 0.25,
+) -> None:
+    """Run several seeds, settings and methods, each in a folder of its own, and compare them.
+
+    Settings are chosen on a validation part of the clients' training data, never on held-out data.
+    The same command goes on where it was interrupted.
+    """
+    with _errors_shown():
+        files = [Path(name) for name in methods.split(",")] if methods else []
+        every = points(config, files, grid or [], settings or [])
+        sweep = Sweep(tuple(every), seeds, folder, validation)
+        with _progress() as show:
+            outcomes = sweep.run(show, lambda line: err.print(line, soft_wrap=True))
+        out.print(sweep_table(lines(outcomes), seeds))
+        out.print(f"written to {folder}")
 
 
 @app.command("adapt")

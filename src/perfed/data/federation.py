@@ -1,13 +1,14 @@
 """All clients' data in flat arrays: client i is a slice. Nothing is padded."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from perfed.data.scaling import Scaling
+from perfed.data.splits import held_out
 from perfed.errors import DataError, require_count
 
 # What holds the rows: a NumPy array here, a device array inside an engine.
@@ -158,6 +159,34 @@ class Federation:
             return cls(train, test, named, None, vocabulary, scaling, target, features)
         labels = labels or _labels(train.y, test.y, classes)
         return cls(train, test, named, labels, vocabulary, scaling, target, features)
+
+    def validation(self, fraction: float, seed: int = 0) -> "Federation":
+        """The same clients, scored on a part of their training data instead of the held-out data.
+
+        For choosing settings: the held-out data must not take part in that. A client with a single
+        training example is left out.
+        """
+        n = self.clients
+        owner = np.repeat(np.arange(n), self.train.size)
+        enough = np.asarray(self.train.size) >= 2
+        used = np.flatnonzero(enough[owner])
+        strata = np.zeros(len(used), int) if self.labels is None else self.train.y[used]
+        number = np.cumsum(enough) - 1
+        out = held_out(strata, number[owner[used]], fraction, np.random.default_rng(seed))
+        if not enough.any():
+            raise DataError("no client has two training examples, one to validate on")
+
+        def part(rows: np.ndarray) -> FlatExamples:
+            sizes = np.bincount(number[owner[rows]], minlength=int(enough.sum()))
+            return FlatExamples.joined(self.train.x[rows], self.train.y[rows], sizes)
+
+        names = tuple(name for name, good in zip(self.names, enough, strict=True) if good)
+        scaling = self.scaling
+        if scaling is not None and len(scaling.shift) > 1:
+            scaling = Scaling(scaling.shift[enough], scaling.scale[enough])
+        return replace(
+            self, train=part(used[~out]), test=part(used[out]), names=names, scaling=scaling
+        )
 
     @property
     def clients(self) -> int:

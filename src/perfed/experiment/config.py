@@ -66,7 +66,7 @@ class DataConfig(DataPart):
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
         """Read a TOML file, then apply `section.key=value` overrides."""
-        values = overridden(_read(path), overrides)
+        values = overridden(read_toml(path), overrides)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -84,6 +84,7 @@ class Config(DataPart):
     adapt_on: AdaptOn = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
+    validation: float | None = Field(default=None, gt=0, lt=1)
     model: choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
     method: choice("name", METHODS | RECIPES, skip=FROM_RUN)  # type: ignore[valid-type]
     codec: codec_choice() = Field({"name": "float32"}, validate_default=True)  # type: ignore[valid-type]
@@ -94,7 +95,7 @@ class Config(DataPart):
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = (), **fixed: Any) -> Self:
         """Read a TOML file, then apply `section.key=value` overrides, then fixed values."""
-        return cls.checked(overridden(_read(path), overrides) | fixed)
+        return cls.checked(overridden(read_toml(path), overrides) | fixed)
 
     @classmethod
     def checked(cls, values: dict[str, Any]) -> Self:
@@ -164,6 +165,8 @@ class Config(DataPart):
     def build(self, federation: Federation | None = None) -> Engine:
         """The engine, ready to run; data that are at hand already can be given."""
         federation = federation or self.build_federation()
+        if self.validation is not None:
+            federation = federation.validation(self.validation, self.seed)
         task = Task(self.build_model(federation), self.model.l2)
         method, codec, cohort = self.build_recipe()
         with _naming():
@@ -273,7 +276,8 @@ def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
     return values
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from perfed.evaluation import ERRORS
+from perfed.experiment.statistics import Spread
 from perfed.report.groups import (
     AXIS_NAMES,
     KIND_NAMES,
     KINDS,
     Group,
-    Spread,
     score_name,
     score_scale,
     statistics,

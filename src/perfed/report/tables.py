@@ -11,6 +11,7 @@ from perfed.data.describe import Description
 from perfed.experiment.adapt import Adapted
 from perfed.experiment.comparison import Row
 from perfed.experiment.simulate import Result
+from perfed.experiment.sweep import Line
 
 _STATISTICS = {
     "mean": "mean",
@@ -101,6 +102,28 @@ def adapted_table(adapted: Adapted) -> Table:
         show = _percent if name == "accuracy" else _number
         table.add_row(name, show(before), show(adapted.after[name]))
     return table
+
+
+def sweep_table(lines: Sequence[Line], seeds: int) -> Table:
+    """What a sweep came to."""
+    table = _table(f"Personalised models, mean over clients and {seeds} seed(s), 95 % intervals")
+    table.add_column("point")
+    for heading in ("validation", "held-out"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        if line.failure is not None:
+            table.add_row(line.label, "failed", "", style="red")
+            continue
+        style = "bold" if line.test is not None else None
+        table.add_row(line.label, _interval(line.validation), _interval(line.test), style=style)
+    return table
+
+
+def _interval(pair: tuple[float, float] | None) -> str:
+    if pair is None:
+        return ""
+    mean, half = pair
+    return f"{100 * mean:.2f}" if np.isnan(half) else f"{100 * mean:.2f} ± {100 * half:.2f}"
 
 
 def _difference(value: float) -> str:

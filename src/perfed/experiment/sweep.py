@@ -1,0 +1,232 @@
+"""Several seeds and several settings: every point recorded in a folder of its own.
+
+Where there is something to choose between, points are compared on a validation part of the clients'
+training data; only what was chosen is then trained on all of it and scored on the held-out data.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from perfed.errors import ConfigError, DataError, DivergedError, FieldError
+from perfed.evaluation import ModelKind
+from perfed.experiment import rundir
+from perfed.experiment.config import Config, overridden, read_toml
+from perfed.experiment.files import read_json, write_whole
+from perfed.experiment.recording import Recording
+from perfed.experiment.simulate import Progress
+from perfed.experiment.statistics import over_seeds
+
+CHOICE = "sweep.json"
+
+
+@final
+@dataclass(frozen=True)
+class Point:
+    """One combination of settings.
+
+    Attributes:
+        method: which of the methods compared it is of.
+        settings: what it sets, as `section.key=value`.
+        values: the whole configuration, as a file would say it.
+    """
+
+    method: str
+    settings: tuple[str, ...]
+    values: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables and folders."""
+        return ", ".join((self.method, *self.settings))
+
+
+class Outcome(NamedTuple):
+    """What came of a point.
+
+    Attributes:
+        point: the point.
+        scores: each seed's score (the mean over clients after the last round); empty if it failed.
+        failure: why it failed, if it did.
+        tested: whether the scores are on held-out data; if not, on the validation part.
+    """
+
+    point: Point
+    scores: tuple[float, ...]
+    failure: str | None
+    tested: bool
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return sum(self.scores) / len(self.scores) if self.scores else math.nan
+
+
+def points(
+    path: Path, methods: Sequence[Path], grid: Sequence[str], settings: Sequence[str] = ()
+) -> list[Point]:
+    """All combinations, checked.
+
+    Args:
+        path: the configuration they share.
+        methods: files whose sections replace its own; none: its own method only.
+        grid: `section.key=value,value,...` each.
+        settings: `section.key=value` for all.
+    """
+    base = overridden(read_toml(path), settings)
+    axes = [_axis(text) for text in grid]
+    found = []
+    files: Sequence[Path | None] = list(methods) or [None]
+    for file in files:
+        values = base if file is None else base | read_toml(file)
+        name = values.get("method", {}).get("name", "") if file is None else file.stem
+        for chosen in product(*axes):
+            whole = overridden(values, chosen)
+            Config.checked(whole)
+            found.append(Point(str(name), tuple(chosen), whole))
+    return found
+
+
+def _axis(text: str) -> list[str]:
+    key, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigError(f"--grid {text}: write it as section.key=value,value")
+    return [f"{key}={value}" for value in values.split(",")]
+
+
+@final
+@dataclass(frozen=True)
+class Sweep:
+    """Points and seeds, and the folder they are recorded in.
+
+    Attributes:
+        points: the points.
+        seeds: how many seeds, 0, 1, 2, ....
+        folder: where all is recorded.
+        validation: the part of the training data that points are compared on.
+        kind: the model kind whose score they are compared by.
+    """
+
+    points: tuple[Point, ...]
+    seeds: int
+    folder: Path
+    validation: float = 0.25
+    kind: ModelKind = "personalized"
+
+    def run(
+        self,
+        on_progress: Callable[[str, Progress], None],
+        say: Callable[[str], None],
+    ) -> list[Outcome]:
+        """All that is not finished yet; what failed is told, and does not stop the others."""
+        self._begin()
+        methods = list(dict.fromkeys(point.method for point in self.points))
+        outcomes: list[Outcome] = []
+        for method in methods:
+            mine = [point for point in self.points if point.method == method]
+            chosen = mine[0]
+            if len(mine) > 1:
+                tried = [self._outcome(p, False, on_progress, say) for p in mine]
+                outcomes += tried
+                good = [o for o in tried if o.scores]
+                if not good:
+                    continue
+                # The headline, accuracy or R2, is better when larger.
+                chosen = max(good, key=lambda o: o.mean).point
+            outcomes.append(self._outcome(chosen, True, on_progress, say))
+        return outcomes
+
+    def _begin(self) -> None:
+        """The folder says what it is of, so that another sweep does not go on in it."""
+        what = {
+            "points": [[point.label, point.values] for point in self.points],
+            "validation": self.validation,
+        }
+        path = self.folder / CHOICE
+        if path.exists() and read_json(path) != json.loads(json.dumps(what)):
+            raise ConfigError(f"{self.folder} holds another sweep; name another folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(what, indent=1).encode())
+
+    def _outcome(
+        self,
+        point: Point,
+        tested: bool,
+        on_progress: Callable[[str, Progress], None],
+        say: Callable[[str], None],
+    ) -> Outcome:
+        scores = []
+        for seed in range(self.seeds):
+            place = "test" if tested else "validation"
+            folder = self.folder / place / _folder_name(point.label) / f"seed-{seed}"
+            name = f"{point.label} ({place}, seed {seed})"
+            try:
+                summary = self._summary(point, seed, tested, folder, name, on_progress, say)
+            except (ConfigError, DataError, DivergedError, FieldError) as error:
+                say(f"{name} failed: {error}")
+                return Outcome(point, (), str(error), tested)
+            headline = next(iter(summary[self.kind]))
+            scores.append(float(summary[self.kind][headline]["mean"]))
+        return Outcome(point, tuple(scores), None, tested)
+
+    def _summary(
+        self,
+        point: Point,
+        seed: int,
+        tested: bool,
+        folder: Path,
+        name: str,
+        on_progress: Callable[[str, Progress], None],
+        say: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """A run's summary: of one that is finished, or taken up, or begun."""
+        if not (folder / rundir.SUMMARY).exists():
+            part = {} if tested else {"validation": self.validation}
+            config = Config.checked(point.values | {"seed": seed} | part)
+            left = (folder / rundir.CONFIG).exists()
+            make = Recording.take_up(folder, config) if left else Recording.begin(config, folder)
+            make.run(lambda progress: on_progress(name, progress), say)
+        summary: dict[str, Any] = read_json(folder / rundir.SUMMARY)
+        return summary
+
+
+class Line(NamedTuple):
+    """One line of a sweep's table.
+
+    Attributes:
+        label: the point.
+        validation: mean and half of its interval on the validation part; None: not compared.
+        test: the same on held-out data; None: it was not chosen.
+        failure: why it failed, if it did.
+    """
+
+    label: str
+    validation: tuple[float, float] | None
+    test: tuple[float, float] | None
+    failure: str | None
+
+
+def lines(outcomes: Sequence[Outcome]) -> list[Line]:
+    """What a sweep came to, one line a point."""
+    found: dict[str, Line] = {}
+    for outcome in outcomes:
+        label = outcome.point.label
+        line = found.get(label, Line(label, None, None, None))
+        if outcome.failure is not None:
+            line = line._replace(failure=outcome.failure)
+        else:
+            spread = over_seeds(np.array(outcome.scores))
+            pair = (float(spread.mean), float(spread.half))
+            line = line._replace(test=pair) if outcome.tested else line._replace(validation=pair)
+        found[label] = line
+    return list(found.values())
+
+
+def _folder_name(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)[:120]
