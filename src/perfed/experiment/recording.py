@@ -10,6 +10,7 @@ from perfed.experiment import rundir
 from perfed.experiment.checkpoint import Checkpoints
 from perfed.experiment.config import Config
 from perfed.experiment.files import read_json
+from perfed.experiment.observers import Guarded, Observer, observers_of, values_of
 from perfed.experiment.simulate import Course, Progress, Result
 from perfed.simulation import Engine
 
@@ -30,11 +31,13 @@ class Recording:
     config: Config
     folder: Path
     engine: Engine
+    observers: tuple[Observer, ...] = ()
 
     @classmethod
     def begin(cls, config: Config, folder: Path) -> "Recording":
         """Read the data, and make the folder; `rundir.check_vacant` says whether one may."""
-        recording = cls(config, folder, config.build())
+        observers = observers_of(config.output.trackers)
+        recording = cls(config, folder, config.build(), observers)
         recording.begin_folder()
         return recording
 
@@ -50,6 +53,7 @@ class Recording:
         if (folder / rundir.SUMMARY).exists():
             raise ConfigError(f"{folder}: this run is finished; its results are all there")
         config = config or Config.checked(_without_none(read_json(folder / rundir.CONFIG)))
+        observers = observers_of(config.output.trackers)
         engine = config.build()
         before = read_json(folder / rundir.ENVIRONMENT)["data_sha256"]
         if rundir.data_checksum(engine.setup.federation) != before:
@@ -57,7 +61,7 @@ class Recording:
                 f"{folder}: the data are not those the run began with (their checksum differs); "
                 "bring those back, or begin anew"
             )
-        return cls(config, folder, engine)
+        return cls(config, folder, engine, observers)
 
     def run(
         self,
@@ -85,6 +89,13 @@ class Recording:
         course = checkpoints.latest(self.engine.start(), say)
         if course is not None:
             say(f"going on from round {course.round}")
+        watching = [Guarded(observer, say) for observer in self.observers]
+
+        def tell(course: Course) -> None:
+            values = values_of(course) if watching else {}
+            for observer in watching:
+                observer.score(course.history[-1].round, values)
+
         latest: list[Course] = []
         scored = 0 if course is None else len(course.history)
 
@@ -92,19 +103,33 @@ class Recording:
             nonlocal scored
             latest[:] = [course]
             checkpoints.offer(course)
-            if on_score is not None and len(course.history) > scored:
+            if len(course.history) > scored:
                 scored = len(course.history)
-                on_score(course)
+                tell(course)
+                if on_score is not None:
+                    on_score(course)
 
         try:
-            result = self.config.run(self.engine, on_progress, course, on_course)
-        except KeyboardInterrupt:
-            if latest:
-                path = checkpoints.write(latest[0])
-                say(f"interrupted; round {latest[0].round} is kept in {path}")
-                say(f"go on with: perfed resume {self.folder}")
-            raise
-        rundir.finish(self.folder, result, self.config.resolved(), output.personal_models)
+            for observer in watching:
+                observer.begin(self.config.resolved(), self.folder)
+            if course is not None:
+                tell(course)  # a kill may have come between the checkpoint and the trackers
+            try:
+                result = self.config.run(self.engine, on_progress, course, on_course)
+            except KeyboardInterrupt:
+                if latest:
+                    path = checkpoints.write(latest[0])
+                    say(f"interrupted; round {latest[0].round} is kept in {path}")
+                    say(f"go on with: perfed resume {self.folder}")
+                raise
+            resolved = self.config.resolved()
+            written = rundir.finish(self.folder, result, resolved, output.personal_models)
+            names = (rundir.CONFIG, rundir.ENVIRONMENT, *written)
+            for observer in watching:
+                observer.end(values_of(result.course), [self.folder / name for name in names])
+        finally:
+            for observer in watching:
+                observer.close()
         return result
 
 

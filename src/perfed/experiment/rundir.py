@@ -36,6 +36,7 @@ from perfed.data import Federation
 from perfed.data.describe import Description
 from perfed.errors import ConfigError, DataError
 from perfed.experiment.files import write_whole
+from perfed.experiment.observers import forget
 from perfed.experiment.saved import named_leaves, saved_model
 from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
@@ -82,6 +83,7 @@ def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
         (folder / name).unlink(missing_ok=True)
     for left in (folder / CHECKPOINTS).glob("*"):
         left.unlink()
+    forget(folder)
     write_whole(folder / CONFIG, summary_bytes(config))
     write_whole(folder / ENVIRONMENT, summary_bytes(environment(federation)))
 

@@ -16,6 +16,7 @@ from perfed.codecs import CODECS, Codec
 from perfed.data import SOURCES, SPLITS, data_settings
 from perfed.data.catalogue import Setting, settings_of
 from perfed.errors import FieldError, require
+from perfed.experiment.observers import Tracker
 from perfed.experiment.rundir import PersonalModels
 from perfed.simulation import Engine, Network, Sequential, Setup, Vectorised
 
@@ -144,12 +145,16 @@ class OutputSection(Section):
         checkpoint_minutes: and after so many minutes; None: by rounds only.
         keep: how many checkpoints to keep.
         personal_models: `stacked` in one file, `files` one a client, or `none`.
+        trackers: who is told of the run while it goes on.
+        experiment: the run's experiment in MLflow; None: MLFLOW_EXPERIMENT_NAME, or `perfed`.
     """
 
     checkpoint_rounds: int | None = Field(default=None, ge=1)
     checkpoint_minutes: float | None = Field(default=5.0, gt=0, allow_inf_nan=False)
     keep: int = Field(default=3, ge=1)
     personal_models: PersonalModels = "stacked"
+    trackers: Annotated[tuple[Tracker, ...], Strict(False)] = ()
+    experiment: str | None = Field(default=None, min_length=1, max_length=500)
 
 
 @final
