@@ -141,6 +141,7 @@ def test_the_number_of_devices_does_not_change_the_result(config: Path, tmp_path
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_built_in_comparison(tmp_path: Path) -> None:
     settings = ["rounds=2", "eval_every=2", "data.clients=4", "cohort=2", "model.hidden=[4]"]
     arguments = [part for setting in settings for part in ("--set", setting)]

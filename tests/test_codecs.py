@@ -54,10 +54,10 @@ def vectors(seed: int, size: int, exponent: int, zeros: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", ALL, ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     # Few sizes: every one is compiled anew.
-    size=st.sampled_from([1, 5, 33, 250]),
+    size=st.sampled_from([1, 250]),
     seed=st.integers(0, 10_000),
     exponent=st.sampled_from([-30, -8, 0, 3, 30]),
     zeros=st.sampled_from([0.0, 0.5, 0.98, 1.0]),

@@ -71,8 +71,22 @@ def data() -> Federation:
     return synthetic(clients=8, features=12, classes=4, sizes="fedprox", seed=1)
 
 
-@pytest.mark.parametrize("codec", CODECS_TRIED, ids=lambda c: c.name)
-@pytest.mark.parametrize("method", METHODS_TRIED, ids=lambda m: m.name)
+# All of them; quickly, each method with the quantiser and each codec with FedAvg.
+PAIRS = [
+    pytest.param(
+        method,
+        codec,
+        id=f"{method.name}, {codec.name}",
+        marks=()
+        if isinstance(method, FedAvg) or isinstance(codec, LowPrecision)
+        else pytest.mark.slow,
+    )
+    for method in METHODS_TRIED
+    for codec in CODECS_TRIED
+]
+
+
+@pytest.mark.parametrize(("method", "codec"), PAIRS)
 def test_every_method_with_every_codec(data: Federation, method: Method, codec: Codec) -> None:
     """It learns, and a round's bytes are the lengths of the messages that `encode` makes."""
     setup = Setup(data, Task(MLR(12, 4)), method, 4, seed=3, codec=codec)

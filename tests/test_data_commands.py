@@ -185,6 +185,7 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     label_picture(many, tmp_path / "many.png")
 
 
+@pytest.mark.slow
 def test_a_regression_in_the_comparison(own: dict[str, Path], tmp_path: Path) -> None:
     done = perfed(
         "run", "--set", "data.source=table", "--set", f"data.path={tmp_path / 'all.csv'}",
@@ -219,6 +220,7 @@ def test_list_shows_everything(tmp_path: Path) -> None:
     assert "ships with the package" in done.stdout
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_shakespeare_learns_with_a_gru(tmp_path: Path) -> None:
     """One client per role; after a few rounds the next character is better than the commonest."""
@@ -250,6 +252,7 @@ def test_models_are_told_what_they_cannot_read(tmp_path: Path) -> None:
     assert "model.name = 'mlr': reads numbers, which these data are not; use gru" in done.stderr
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_real_writers_gain_from_models_of_their_own() -> None:
     """MNIST by writer: one MLR for all, against the same one adapted to each writer."""

@@ -191,6 +191,7 @@ def test_float64_throughout() -> None:
         assert_close(state, plain.advance(plain.start(), 3), 1e-12)
 
 
+@pytest.mark.slow
 def test_half_precision_parameters_stay_so(data: Any) -> None:
     class Half:
         def init(self, key: Any) -> Any:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from perfed import MLP, MLR, FedAvg, Local, Method, PerFedAvg, PFedMe, load, simulate, synthetic
 
@@ -45,17 +46,20 @@ def test_pfedme_table_1_synthetic_mlr() -> None:
     assert found["global"][:, -1].mean() >= 0.786
 
 
+@pytest.mark.slow
 def test_fedavg_table_1_synthetic_mlr() -> None:
     """The paper prints 77.62."""
     assert 0.76 <= curves(FEDAVG, range(2), "size")["global"][:, -1].mean() <= 0.80
 
 
+@pytest.mark.slow
 def test_personalisation_pays_with_the_uniform_mean_too() -> None:
     found = curves(PFEDME, range(2), "uniform")
     assert found["personalized"][:, -1].min() >= 0.82
     assert found["personalized"][:, -1].mean() > found["global"][:, -1].mean() + 0.02
 
 
+@pytest.mark.slow
 def test_every_method_on_the_digits() -> None:
     """Personal models beat the one global model; the steady methods beat learning alone."""
     federation, model = load("digits", clients=20, test_fraction=0.5), MLP(64, 10, (80, 60), "elu")

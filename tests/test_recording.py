@@ -266,6 +266,7 @@ def test_folders_are_not_mistaken(tmp_path: Path, finished: Path) -> None:
     assert f"go on with it by `perfed resume {left}`" in done.stderr
 
 
+@pytest.mark.slow
 def test_only_the_last_are_kept_and_none_is_half(tmp_path: Path) -> None:
     left = interrupted(tmp_path, rounds=30, stop=20)
     assert len(list((left / "checkpoints").iterdir())) == 2

@@ -448,6 +448,7 @@ def test_the_per_fedavg_split_of_mnist() -> None:
         load("mnist", root=str(REAL), clients=50, a=214)
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_the_per_fedavg_split_of_cifar10() -> None:
     counts = histograms(load("cifar10", root=str(REAL), clients=50, a=68))
