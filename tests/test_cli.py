@@ -131,6 +131,7 @@ def test_divergence_is_an_error_with_a_name(config: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_does_not_change_the_result(config: Path, tmp_path: Path) -> None:
     losses: list[Any] = []
     for devices in ("1", "2"):

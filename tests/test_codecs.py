@@ -78,6 +78,15 @@ def test_the_laws(codec: Codec, size: int, seed: int, exponent: int, zeros: floa
         assert all(not np.any(received[name]) for name in x)
 
 
+@pytest.mark.parametrize("codec", ALL, ids=str)
+def test_a_single_number(codec: Codec) -> None:
+    for value in (2.5, -1e-20, 0.0):
+        x = np.array([value], np.float32)
+        message = codec.encode(key(0), x)
+        np.testing.assert_array_equal(codec.decode(message, x), codec.compress(key(0), x))
+        assert 8 * len(message) == codec.bits(key(0), x)
+
+
 @pytest.mark.parametrize("norm", ["whole", 1, 3, 200])
 @pytest.mark.parametrize("s", [1, 300, 50_000, 65536])
 def test_extreme_levels(s: int, norm: Any) -> None:
@@ -321,6 +330,7 @@ def test_other_settings_are_refused() -> None:
 FUZZED = 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ALL, ids=str)
 def test_fuzzed_messages(codec: Codec) -> None:
     """10,000 in all: random bytes, and good messages with bytes changed, cut out or put in.

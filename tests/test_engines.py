@@ -119,6 +119,7 @@ def test_clients_and_rounds_draw_batches_of_their_own() -> None:
     assert moved(1, 1) == draws[3]
 
 
+@pytest.mark.slow
 def test_methods_run_as_they_stand_without_jit(data: Any) -> None:
     setup = make(data, METHODS[0], cohort=2)
     engine = Sequential(setup)

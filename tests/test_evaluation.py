@@ -33,6 +33,7 @@ def personal(data: Any, method: Any, adapt_on: Any) -> np.ndarray:
     return np.asarray(Evaluator(engine, adapt_on).personal_models(state)["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg(alpha=0.5), PerFedAvg(alpha=0.5), PFedMe()])
 def test_personal_models_see_held_out_data_only_if_asked_to(data: Any, method: Any) -> None:
     other = dataclasses.replace(data, test=dataclasses.replace(data.test, x=1 - data.test.x))

@@ -33,6 +33,7 @@ def curves(method: Method, seeds: range, weighting: Any) -> dict[str, np.ndarray
     return {kind: np.array(rows) for kind, rows in found.items()}
 
 
+@pytest.mark.slow
 def test_pfedme_table_1_synthetic_mlr() -> None:
     """The paper prints PM 83.20 and GM 78.65 on this very data set.
 

@@ -1198,6 +1198,7 @@ def test_real_writers() -> None:
     assert (pool.names[0], pool.names[-1]) == ("writer 0000", "writer 2599")
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_real_cifar10() -> None:
     pool = published.cifar10(str(REAL))

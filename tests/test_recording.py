@@ -205,6 +205,7 @@ def test_an_interruption_keeps_where_the_run_stands(tmp_path: Path, finished: Pa
     same(finished, left)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, finished: Path) -> None:
     left = interrupted(tmp_path)
     files = sorted((left / "checkpoints").glob("*.checkpoint"))

@@ -468,6 +468,7 @@ def test_the_pfedme_split_of_mnist() -> None:
     assert (data.train.size.min(), data.train.size.max()) == (1167, 3834)
 
 
+@pytest.mark.slow
 @needs_real_data
 def test_the_fedpaq_splits() -> None:
     """Figure 1: digits 0 and 8, 50 nodes of 200 examples; 10,000 examples of CIFAR-10."""
@@ -488,6 +489,7 @@ def test_all_splits_are_tested() -> None:
     assert {type(split) for split in LABEL_SPLITS} | {Natural} == set(SPLITS.values())
 
 
+@pytest.mark.slow
 @needs_real_data
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_cifar10_in_ten_thousand_parts_needs_little_memory() -> None:
