@@ -71,10 +71,9 @@ class LowPrecision(Codec):
         # By powers of two near the largest entries, so that no square or quotient is too large or
         # too small for a float.
         scale, back = _scales(self._parted(x, sizes))
-        x = x * self._each(scale, sizes)
-        norm = _norms(self._parted(x, sizes))
+        norm = _norms(self._parted(x * self._each(scale, sizes), sizes))
         # A part that is all zero has no norm to divide by; a lone entry may be rounded past s.
-        y = jnp.abs(x) / self._each(jnp.where(norm > 0, norm, 1.0), sizes) * self.levels
+        y = jnp.abs(x) * self._each(self.levels / jnp.where(norm > 0, norm, 1.0) * scale, sizes)
         low = jnp.minimum(jnp.floor(y), self.levels)
         up = quick_uniform(key, x.shape[0]) < y - low
         level = jnp.minimum(low + up, self.levels).astype(jnp.int32)
@@ -150,23 +149,27 @@ class LowPrecision(Codec):
         """The shortest code for these levels; its length follows from a few sums."""
         p = level.shape[0]
         size = jnp.abs(level)
-        n, total = jnp.sum(size > 0, dtype=jnp.int32), packing.exact_sum(size)
+        n, most = jnp.sum(size > 0, dtype=jnp.int32), p * self.levels
         signs = whole_bytes(n)
-        dense = packing.rice(size, jnp.int32(p), total)
-        above = packing.rice(jnp.maximum(size - 1, 0), n, total - n.astype(jnp.float32))
+        if self.levels == 1:  # all that is not 0 is 1: there is nothing more to add up
+            dense = packing.Rice(jnp.int32(0), whole_bytes(p + n))
+            above = packing.Rice(jnp.int32(0), jnp.int32(0))
+        else:
+            total = packing.exact_sum(size, most)
+            dense = packing.rice(size, jnp.int32(p), total, most)
+            above = packing.rice(jnp.maximum(size - 1, 0), n, total - n.astype(jnp.float32), most)
         places = packing.varint_bytes(n) + jnp.where(
             n > 0, packing.positions_bytes(n, p) + signs, 0
         )
         lengths = jnp.stack(
             [
                 jnp.int32(whole_bytes(p * self._width)),
-                places + (0 if self.levels == 1 else above.bytes),
+                places + above.bytes,
                 dense.bytes + signs,
             ]
         ).astype(jnp.int32)
         code = jnp.argmin(lengths)
-        sparse_width = jnp.int32(0) if self.levels == 1 else above.width
-        width = jnp.stack([jnp.int32(0), sparse_width, dense.width])[code]
+        width = jnp.stack([jnp.int32(0), above.width, dense.width])[code]
         return Plan(code, width, lengths[code])
 
     @property
@@ -230,7 +233,9 @@ def _scales(
         largest = jnp.stack([jnp.max(jnp.abs(part), initial=0.0) for part in parts])
     else:
         largest = jnp.max(jnp.abs(parts), axis=1)
-    # Both must be floats of full precision.
-    exponent = jnp.clip(jnp.frexp(largest)[1], -126, 126)
-    one = jnp.ones_like(largest)
-    return jnp.ldexp(one, -exponent), jnp.ldexp(one, exponent)
+    # A float without its fraction is a power of two; its inverse has the opposite exponent. Both
+    # must be floats of full precision.
+    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
+    exponent = jnp.clip(exponent, 1 << 23, 253 << 23)
+    power = jax.lax.bitcast_convert_type(exponent, jnp.float32)
+    return jax.lax.bitcast_convert_type((254 << 23) - exponent, jnp.float32), power

@@ -78,22 +78,27 @@ class Rice(NamedTuple):
     bytes: Count
 
 
-def rice(values: Int[Array, " p"], n: Count, total: Float[Array, ""]) -> Rice:
+def rice(values: Int[Array, " p"], n: Count, total: Float[Array, ""], most: int) -> Rice:
     """The Rice code for n numbers that add up to `total`; other entries must be 0 and not count.
 
     The width follows from the mean m: the best one for a geometric law is about log2(m ln 2).
+    What is known beforehand, `most`, is the largest sum there can be.
     """
     limits = n.astype(jnp.float32) * 2.0 ** jnp.arange(MOST_WIDTH, dtype=jnp.float32)
     width = jnp.sum(total * jnp.float32(0.693) > limits).astype(jnp.int32)
     high = values >> width
     length = whole_bytes(n + jnp.sum(high, dtype=jnp.int32)) + whole_bytes(n * width)
+    if most < NEVER:
+        return Rice(width, length)
     # A sum that an int32 may not hold belongs to a code that is not the shortest anyway.
     fits = jnp.sum(high.astype(jnp.float32)) < NEVER
     return Rice(width, jnp.where(fits, length, NEVER))
 
 
-def exact_sum(values: Int[Array, " p"]) -> Float[Array, ""]:
-    """The sum of whole numbers below 2^17, as the float nearest to it, whatever the order."""
+def exact_sum(values: Int[Array, " p"], most: int) -> Float[Array, ""]:
+    """The sum of whole numbers below 2^17, at most `most`, as a float, whatever the order."""
+    if most < NEVER:
+        return jnp.sum(values, dtype=jnp.int32).astype(jnp.float32)
     high = jnp.sum(values >> 8, dtype=jnp.uint32).astype(jnp.float32)
     low = jnp.sum(values & 255, dtype=jnp.uint32).astype(jnp.float32)
     return high * 256 + low
