@@ -143,6 +143,11 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert said.stdout.splitlines()[0] == "prediction"
     assert set(said.stdout.split()[1:]) <= {"ill", "well"}
     assert len(said.stdout.split()) == 4
+    before = unlabelled.read_bytes()
+    lost = perfed("predict", out, "--data", unlabelled, "--out", unlabelled)
+    assert lost.returncode == 2
+    assert "it is there already" in lost.stderr
+    assert unlabelled.read_bytes() == before
     refused = perfed("adapt", run, "--data", file, "--out", out)
     assert refused.returncode == 2
     assert "it is there already" in refused.stderr

@@ -445,6 +445,9 @@ def test_fedpaq_from_a_file(tmp_path: Path) -> None:
         (["codec.name=sign", "codec.downlink.name=top-k"], "codec.downlink.name = 'top-k': must"),
         (["codec.name=sign", "codec.downlink.name=float16", "codec.downlink.x=1"],
          "codec.downlink.x: no such setting"),
+        (["codec.name=top-k", "codec.inner.name=low-precision", "codec.inner.levels=0"],
+         "codec.inner.levels = 0: must be"),
+        (["network.ratio=1.0", "network.client_speed=[1.0, 2.0]"], "one number for each of 6"),
         (["codec.name=float16", "codec.inner.name=sign"], "codec.inner: no such setting"),
         (["network.ratio=1.0", "network.scale=0.0"], "network.scale = 0.0: must be"),
         (["network.ratio=1.0", "network.shift=-1.0"], "network.shift = -1.0: must be"),
@@ -483,9 +486,3 @@ def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) 
     assert timed["downlink_bytes"] > 1.9 * timed["uplink_bytes"]  # float32 down, float16 up
     with pytest.raises(DataError, match="has no simulated_seconds"):
         curve_picture({"b": untimed}, tmp_path / "no.png", "simulated_seconds")
-
-
-def test_clients_need_a_bandwidth_each(tmp_path: Path) -> None:
-    run = config(tmp_path, CONFIG + "[network]\nratio = 10\nclient_speed = [1.0, 2.0]\n")
-    with pytest.raises(ConfigError, match=r"network\.client_speed = .* one number for each of 6"):
-        run.run(run.build())

@@ -276,6 +276,8 @@ def predict_command(
 ) -> None:
     """Say what a model makes of a file's rows: the classes' names, or a regression's targets."""
     with _errors_shown():
+        if predictions is not None and predictions.exists():
+            raise ConfigError(f"--out {predictions}: it is there already; name another file")
         saved = load_model(model)
         pool = client_rows(saved.uses, data, labelled=False)
         said = [str(value) for value in saved.predict(pool.x)]

@@ -109,9 +109,11 @@ class Config(DataPart):
         cohort = config.build_recipe().cohort
         config.build_downlink()
         config.prepare_data()
-        if config.network is not None:
-            config.build_network(1)
+        network = config.build_network(1)
         clients = config.data.clients if "clients" in type(config.data).model_fields else None
+        if network is not None and clients is not None:
+            with _naming("network"):
+                network.check(clients)
         if clients is not None and cohort > clients:
             field = "cohort" if cohort == config.cohort else "method.r"
             raise ConfigError(

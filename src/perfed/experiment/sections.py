@@ -128,7 +128,10 @@ def build_codec(chosen: Any) -> Codec:
     settings = chosen.settings()
     settings.pop("downlink", None)
     if (inner := settings.pop("inner", None)) is not None:
-        settings["inner"] = build_codec(inner)
+        try:
+            settings["inner"] = build_codec(inner)
+        except FieldError as error:
+            raise FieldError(f"inner.{error.field}", error.value, error.allowed) from None
     return CODECS[settings.pop("name")](**settings)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from perfed.errors import ConfigError, DataError, DivergedError, FieldError
+from perfed.errors import ConfigError, DataError, DivergedError, FieldError, require
 from perfed.evaluation import ModelKind
 from perfed.experiment import rundir
 from perfed.experiment.config import Config, overridden, read_toml
@@ -118,6 +118,10 @@ class Sweep:
     folder: Path
     validation: float = 0.25
     kind: ModelKind = "personalized"
+
+    def __post_init__(self) -> None:
+        good = 0 < self.validation < 1
+        require(good, "--validation", self.validation, "must be between 0 and 1")
 
     def run(
         self,
