@@ -91,7 +91,7 @@ def chosen(source: str, base: dict[str, Any], grid: dict[str, list[Any]]) -> dic
         data = config.build_federation()
         there = np.setdiff1d(np.arange(data.clients), new_clients(data, 0))
         try:
-            result = config.run(config.build(part(data, there)))
+            result = config.run(config.build(config.scored(part(data, there))))
         except DivergedError:
             continue
         tried.append((result.scores["personalized"].accuracy.mean(), len(tried), method))

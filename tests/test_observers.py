@@ -13,7 +13,7 @@ import pytest
 from perfed import Config
 from perfed.experiment import observers
 from perfed.experiment.observers import Guarded, MLflow, Observer, TensorBoard, values_of
-from perfed.experiment.simulate import Course
+from perfed.experiment.simulate import Course, run
 
 CONFIG: dict[str, Any] = {
     "rounds": 4,
@@ -42,7 +42,7 @@ def courses() -> list[Course]:
     def keep(course: Course) -> None:
         found.setdefault(len(course.history), course)
 
-    config.run(config.build(), on_course=keep)
+    run(config.build(), config.rounds, config.scored_every, on_course=keep)
     return [found[n] for n in sorted(found)]
 
 

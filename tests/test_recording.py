@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, finished: Path) -> 
         recording = Recording.take_up(copy)
         course = Checkpoints(
             copy / "checkpoints", recording.config.resolved()
-        ).latest(recording.engine.start(), said.append)  # fmt: skip
+        ).latest(recording.engine.start, said.append)  # fmt: skip
         assert course is not None
         assert course.round == int(files[0].name[6:15])
         assert "is damaged: its checksum does not fit; using the one before" in said[0]

@@ -8,6 +8,7 @@ import pytest
 
 from perfed import Config, ConfigError, load
 from perfed.experiment.recording import Recording
+from perfed.experiment.simulate import Progress
 from perfed.experiment.sweep import Line, Sweep, lines, points
 from test_cli import perfed
 
@@ -108,17 +109,19 @@ def test_methods_are_chosen_each_for_itself(tmp_path: Path) -> None:
 def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished runs are not run again; one that was interrupted goes on from its checkpoint."""
     every = tuple(points(write(tmp_path), [], [], ["output.checkpoint_rounds=1"]))
+    whole = Sweep(every, 2, tmp_path / "whole").run(quiet, quiet)
     sweep = Sweep(every, 2, tmp_path / "out")
 
-    def stop(name: str, progress: object) -> None:
-        if "seed 1" in name and progress.round >= 5:  # type: ignore[attr-defined]
+    def stop(name: str, progress: Progress) -> None:
+        assert name == "fedavg (test, seed 0) and 1 more"  # the two are computed together
+        if progress.round >= 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         sweep.run(stop, quiet)
     begun: list[Path] = []
 
-    def begin(config: Config, folder: Path) -> Recording:
+    def begin(config: Config, folder: Path, data: object) -> Recording:
         begun.append(folder)
         raise AssertionError("nothing is begun anew")
 
@@ -127,7 +130,13 @@ def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.M
     outcomes = sweep.run(quiet, said.append)
     assert begun == []
     assert any("going on from round" in line for line in said)
-    assert len(outcomes[0].scores) == 2
+    assert outcomes[0].scores == whole[0].scores
+    for seed in ("seed-0", "seed-1"):
+        models = [
+            (tmp_path / name / "test" / "fedavg" / seed / "model.safetensors").read_bytes()
+            for name in ("whole", "out")
+        ]
+        assert models[0] == models[1]
     other = Sweep(tuple(points(write(tmp_path), [], ["method.lr=0.1"])), 2, tmp_path / "out")
     with pytest.raises(ConfigError, match="holds another sweep"):
         other.run(quiet, quiet)

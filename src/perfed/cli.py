@@ -180,20 +180,16 @@ def report_command(
 
     Runs that differ only in their seed are shown together, with 95 % intervals.
     """
-    from perfed.report.page import report_page  # these take a while to import
     from perfed.report.paper import latex_table, markdown_table, write_figures
 
     with _errors_shown():
-        runs = [rundir.read_run(folder) for folder in folders]
         if table is not None:
+            runs = [rundir.read_run(folder) for folder in folders]
             typer.echo({"latex": latex_table, "markdown": markdown_table}[table](runs))
             return
-        page = page or folders[0] / rundir.REPORT
-        title = folders[0].name if len(folders) == 1 else f"{len(folders)} runs"
-        write_whole(page, report_page(runs, title).encode())
-        out.print(f"written to {page}")
+        out.print(f"written to {_write_report(folders, page)}")
         if figures is not None:
-            written = write_figures(runs, figures)
+            written = write_figures([rundir.read_run(folder) for folder in folders], figures)
             out.print(f"{len(written)} figures in {figures}")
 
 
@@ -297,7 +293,19 @@ def _record(recording: Recording) -> None:
             lambda progress: show(name, progress), lambda line: err.print(line, soft_wrap=True)
         )
     _show_result(result)
-    out.print(f"written to {recording.folder}; look at it with: perfed report {recording.folder}")
+    page = _write_report([recording.folder])
+    out.print(f"written to {recording.folder}; look at it in {page}")
+
+
+def _write_report(folders: list[Path], page: Path | None = None) -> Path:
+    """One page of runs."""
+    from perfed.report.page import report_page  # takes a while to import
+
+    runs = [rundir.read_run(folder) for folder in folders]
+    page = page or folders[0] / rundir.REPORT
+    title = folders[0].name if len(folders) == 1 else f"{len(folders)} runs"
+    write_whole(page, report_page(runs, title).encode())
+    return page
 
 
 def _show_result(result: Result) -> None:

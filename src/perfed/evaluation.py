@@ -12,7 +12,7 @@ from perfed.errors import DivergedError, require, require_choice
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
 from perfed.simulation import Engine, State
-from perfed.simulation.setup import HINT, Kept, World
+from perfed.simulation.setup import HINT, Kept, Setup, World
 
 AdaptOn = Literal["train", "test"]
 ModelKind = Literal["global", "personalized"]
@@ -92,10 +92,31 @@ class Scores:
 @final
 @dataclass(frozen=True)
 class Evaluation:
-    """All clients' scores after a number of rounds."""
+    """All clients' scores after a number of rounds.
+
+    Attributes:
+        round: how many rounds.
+        scores: the scores.
+        models: the personal models that were scored, stacked, where they were asked for.
+    """
 
     round: int
     scores: dict[ModelKind, Scores]
+    models: Params | None = None
+
+
+class Scored(NamedTuple):
+    """One client's measures, or all clients' stacked.
+
+    Attributes:
+        common: of the global model.
+        own: of its own.
+        models: its own model, where it was asked for.
+    """
+
+    common: Measure
+    own: Measure
+    models: Params | None
 
 
 @final
@@ -107,28 +128,34 @@ class Evaluator:
         engine: what runs the clients.
         adapt_on: the data that personal models are made from. `train` is the honest choice; `test`
             adapts on the very data that is scored, which is the protocol of Per-FedAvg's Table 1.
+        keep_models: whether evaluations hold the personal models that they scored.
     """
 
     engine: Engine
     adapt_on: AdaptOn = "train"
+    keep_models: bool = False
 
     def __post_init__(self) -> None:
         require_choice("adapt_on", self.adapt_on, get_args(AdaptOn))
 
     def __call__(self, state: State) -> Evaluation:
         """Score the global and every personalised model; a loss that is not finite is refused."""
+        return self.evaluation(int(state.round), self._score(state, None))
+
+    def evaluation(self, round: int, scored: Scored) -> Evaluation:
+        """What clients' measures, stacked in their order, come to."""
         setup, scores = self.engine.setup, {}
         names, sizes = setup.federation.names, np.asarray(setup.federation.test.size)
-        for kind, measure in zip(get_args(ModelKind), self._score(state, None), strict=True):
+        for kind, measure in zip(get_args(ModelKind), scored[:2], strict=True):
             loss, score = (np.asarray(part, np.float64) for part in measure)
             lost = np.flatnonzero(~np.isfinite(loss))
             if len(lost):
                 raise DivergedError(
-                    f"{setup.method.name} diverged: after {int(state.round)} rounds the {kind} "
+                    f"{setup.method.name} diverged: after {round} rounds the {kind} "
                     f"model's loss on client {names[lost[0]]} is not finite. {HINT}"
                 )
             scores[kind] = Scores(self._named(score) | {"loss": loss}, sizes)
-        return Evaluation(int(state.round), scores)
+        return Evaluation(round, scores, scored.models)
 
     def _named(self, score: Values) -> dict[str, Values]:
         federation = self.engine.setup.federation
@@ -147,25 +174,36 @@ class Evaluator:
 
     @cached_property
     def _personalise(self) -> Any:
-        return self.engine.each_client(self._personal_model)
+        return self.engine.each_client(self.personal_model)
 
     @cached_property
     def _score(self) -> Any:
-        setup = self.engine.setup
+        return self.engine.each_client(self.score)
 
-        def score(
-            world: World, w: Params, kept: Kept, round: Int[Array, ""], client: Int[Array, ""]
-        ) -> tuple[Measure, Measure]:
-            own = self._personal_model(world, w, kept, round, client)
-            test = setup.objective(world.test, client)
-            return test.measure(w), test.measure(own)
+    def score(
+        self,
+        setup: Setup,
+        world: World,
+        w: Params,
+        kept: Kept,
+        round: Int[Array, ""],
+        client: Int[Array, ""],
+    ) -> Scored:
+        """One client's measures under both models; a `ClientFunction`."""
+        own = self.personal_model(setup, world, w, kept, round, client)
+        test = setup.objective(world.test, client)
+        return Scored(test.measure(w), test.measure(own), own if self.keep_models else None)
 
-        return self.engine.each_client(score)
-
-    def _personal_model(
-        self, world: World, w: Params, kept: Kept, round: Int[Array, ""], client: Int[Array, ""]
+    def personal_model(
+        self,
+        setup: Setup,
+        world: World,
+        w: Params,
+        kept: Kept,
+        round: Int[Array, ""],
+        client: Int[Array, ""],
     ) -> Params:
-        setup = self.engine.setup
+        """One client's own model; a `ClientFunction`."""
         own_data = setup.objective(world.train if self.adapt_on == "train" else world.test, client)
         key = fold(setup.seed, Purpose.PERSONALISE, round, client)
         return setup.method.personalise(own_data, w, kept.memory, setup.turn(round), key)

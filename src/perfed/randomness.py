@@ -28,11 +28,14 @@ class Purpose(IntEnum):
 
 
 def fold(
-    seed: int, purpose: Purpose, round: IntLike | None = None, client: IntLike | None = None
+    seed: IntLike, purpose: Purpose, round: IntLike | None = None, client: IntLike | None = None
 ) -> PRNGKeyArray:
     """The key of one draw: (seed, purpose, round, client), as far as they apply."""
-    # What is known beforehand is folded beforehand: it need not be compiled into every program.
-    with jax.ensure_compile_time_eval():
+    if isinstance(seed, int):
+        # What is known beforehand is folded beforehand, and not compiled into every program.
+        with jax.ensure_compile_time_eval():
+            key = jax.random.fold_in(jax.random.key(seed), int(purpose))
+    else:
         key = jax.random.fold_in(jax.random.key(seed), int(purpose))
     for part in (round, client):
         if part is not None:

@@ -84,16 +84,16 @@ class Checkpoints:
         self.seconds += time.perf_counter() - begun
         return path
 
-    def latest(self, like: State, say: Callable[[str], None]) -> Course | None:
-        """The last whole one, put together like `like`; None if there is none.
+    def latest(self, start: Callable[[], State], say: Callable[[str], None]) -> Course | None:
+        """The last whole one; None if there is none.
 
         Args:
-            like: a state of the run, for its structure.
+            start: makes the run's first state, for its structure.
             say: told of every damaged file on the way.
         """
         for path in self._files():
             try:
-                course = _unpacked(path, like, self.config)
+                course = _unpacked(path, start(), self.config)
             except DataError as error:
                 say(f"{error}; using the one before")
                 continue

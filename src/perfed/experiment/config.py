@@ -28,7 +28,7 @@ from perfed.experiment.sections import (
     codec_choice,
     data_choice,
 )
-from perfed.experiment.simulate import Course, Progress, Result, run
+from perfed.experiment.simulate import Progress, Result, run
 from perfed.methods import METHODS, Method
 from perfed.models import MODELS
 from perfed.objective import Model, Sampling, Task
@@ -164,11 +164,14 @@ class Config(DataPart):
                 federation.vocabulary,
             )
 
+    def scored(self, federation: Federation) -> Federation:
+        """The data as this run uses them: scored on a validation part, if it says so."""
+        # By no seed of the run's: like the held-out data, the part is the same for all seeds.
+        return federation if self.validation is None else federation.validation(self.validation)
+
     def build(self, federation: Federation | None = None) -> Engine:
-        """The engine, ready to run; data that are at hand already can be given."""
-        federation = federation or self.build_federation()
-        if self.validation is not None:
-            federation = federation.validation(self.validation, self.seed)
+        """The engine, ready to run; data that are at hand already (`scored`) can be given."""
+        federation = federation or self.scored(self.build_federation())
         task = Task(self.build_model(federation), self.model.l2)
         method, codec, cohort = self.build_recipe()
         with _naming():
@@ -186,28 +189,24 @@ class Config(DataPart):
         with _naming("engine"):
             return self.engine.build(setup)
 
-    def run(
-        self,
-        engine: Engine,
-        on_progress: Callable[[Progress], None] | None = None,
-        course: Course | None = None,
-        on_course: Callable[[Course], None] | None = None,
-    ) -> Result:
-        """The whole run on its engine; without `eval_every`, scored about ten times."""
-        eval_every = self.eval_every or max(1, self.rounds // 10)
-        model = jax.eval_shape(engine.setup.task.model.init, jax.random.key(0))
-        network = self.build_network(sum(leaf.size for leaf in jax.tree.leaves(model)))
-        with _naming("network"):
-            return run(
-                engine,
-                self.rounds,
-                eval_every,
-                self.adapt_on,
-                on_progress,
-                network,
-                course,
-                on_course,
-            )
+    @property
+    def scored_every(self) -> int:
+        """Clients are scored every so many rounds; unless it is said, about ten times."""
+        return self.eval_every or max(1, self.rounds // 10)
+
+    def network_of(self, engine: Engine) -> Network | None:
+        """What the run costs in time on its engine."""
+        leaves = jax.tree.leaves(engine.setup.model_shape())
+        network = self.build_network(sum(leaf.size for leaf in leaves))
+        if network is not None:
+            with _naming("network"):
+                network.check(engine.setup.federation.clients)
+        return network
+
+    def run(self, engine: Engine, on_progress: Callable[[Progress], None] | None = None) -> Result:
+        """The whole run on its engine."""
+        network = self.network_of(engine)
+        return run(engine, self.rounds, self.scored_every, self.adapt_on, on_progress, network)
 
     def resolved(self) -> dict[str, Any]:
         """Every setting, defaults included, and what a recipe stands for."""

@@ -101,7 +101,9 @@ def finish(
         DATA: _data_bytes(federation),
     }
     if personal != "none":
-        models = result.evaluator.personal_models(result.state)
+        models = result.history[-1].models
+        if models is None:  # scored before the run was taken up again
+            models = result.evaluator.personal_models(result.state)
     if personal == "stacked":
         written[CLIENTS] = save(named_leaves(models), {"names": json.dumps(federation.names)})
     elif personal == "files":

@@ -1,10 +1,11 @@
 """A whole simulated run: rounds, scores on the way, and a result to hold."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final, get_args
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar, final, get_args
 
 import jax
 import numpy as np
@@ -12,12 +13,13 @@ from jaxtyping import Float, Int, Shaped
 
 from perfed.codecs import Codec, Float32
 from perfed.data import Federation
-from perfed.errors import require, require_choice, require_count
+from perfed.errors import DivergedError, require, require_choice, require_count
 from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
 from perfed.experiment.saved import named_outputs, scaled
 from perfed.methods import Method
 from perfed.objective import Model, Params, Sampling, Task
 from perfed.simulation import Engine, Network, Setup, State, Traffic, Vectorised, Weighting
+from perfed.simulation.engine import OnAllRuns, Recorded
 
 # Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
 _BLOCK_SECONDS = 0.5
@@ -251,6 +253,8 @@ def run(
     network: Network | None = None,
     course: Course | None = None,
     on_course: Callable[[Course], None] | None = None,
+    keep_models: bool = False,
+    spent: dict[str, float] | None = None,
 ) -> Result:
     """Train on a given engine and score every client, as `simulate` does.
 
@@ -264,65 +268,184 @@ def run(
         course: where an earlier run was left; None: from the beginning.
         on_course: told where the run stands, again and again; what it is told last, even when
             interrupted, is where the run can be taken up.
+        keep_models: whether the last evaluation is to hold the personal models that it scored.
+        spent: what time was spent on before.
+    """
+
+    def tell(_: int, course: Course) -> None:
+        if on_course is not None:
+            on_course(course)
+
+    (outcome,) = run_together(
+        [engine], rounds, eval_every, adapt_on, on_progress, [network], [course], tell,
+        keep_models, spent,
+    )  # fmt: skip
+    if isinstance(outcome, DivergedError):
+        raise outcome
+    return outcome
+
+
+def run_together(
+    engines: Sequence[Engine],
+    rounds: int,
+    eval_every: int | None = None,
+    adapt_on: AdaptOn = "train",
+    on_progress: Callable[[Progress], None] | None = None,
+    networks: Sequence[Network | None] | None = None,
+    courses: Sequence[Course | None] | None = None,
+    on_course: Callable[[int, Course], None] | None = None,
+    keep_models: bool = False,
+    spent: dict[str, float] | None = None,
+) -> list[Result | DivergedError]:
+    """Several runs at once, by one compiled program; one that diverges does not stop the others.
+
+    Args:
+        engines: one a run. Several must be alike except for numbers (`Setup.alike`).
+        rounds: as for `run`.
+        eval_every: as for `run`.
+        adapt_on: as for `run`.
+        on_progress: as for `run`; the loss is the mean over the runs.
+        networks: one a run.
+        courses: where each was left, all after as many rounds; None: from the beginning.
+        on_course: as for `run`, with the number of the run.
+        keep_models: as for `run`.
+        spent: as for `run`.
     """
     require_count("rounds", rounds)
-    if network is not None:
-        network.check(engine.setup.federation.clients)
+    networks = networks or [None] * len(engines)
+    for engine, network in zip(engines, networks, strict=True):
+        if network is not None:
+            network.check(engine.setup.federation.clients)
     if eval_every is not None:
         require_count("eval_every", eval_every)
-    evaluator = Evaluator(engine, adapt_on)
-    watch = _Watch(course)
-    if course is None:
-        state = engine.start()
-        with watch.timing("scoring"):
-            first = evaluator(state)
-        course = Course(state, (first,), (engine.nothing_sent(),), (watch.seconds,), watch.parts)
+    crew = _Crew([Evaluator(engine, adapt_on, keep_models) for engine in engines])
+    begun = [course for course in courses or [] if course is not None]
+    watch = _Watch(begun[0] if begun else None, spent or {})
+    failed: dict[int, DivergedError] = {}
 
-    def report(course: Course) -> None:
-        if on_progress is not None:
-            loss = float(course.history[-1].scores["personalized"].loss.mean())
-            on_progress(Progress(course.round, rounds, loss))
+    def kept(outcomes: Sequence[_Kind | DivergedError]) -> dict[int, _Kind]:
+        """What came of the runs that go on."""
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, DivergedError):
+                failed.setdefault(i, outcome)
+        return {i: o for i, o in enumerate(outcomes) if not isinstance(o, DivergedError)}
+
+    def report() -> None:
+        going = {i: course for i, course in enumerate(now) if i not in failed}
+        if on_progress is not None and going:
+            losses = [c.history[-1].scores["personalized"].loss.mean() for c in going.values()]
+            on_progress(Progress(done(), rounds, float(np.mean(losses))))
         if on_course is not None:
             with watch.timing("recording"):
-                on_course(course)
+                for i, course in going.items():
+                    on_course(i, course)
 
-    report(course)
+    if begun:
+        now = list(begun)
+    else:
+        states = [engine.start() for engine in engines]
+        with watch.timing("scoring"):
+            first = crew.score(states)
+        scored = kept(first)
+        now = [
+            Course(
+                state,
+                (scored[i],) if i in scored else (),
+                (engines[i].nothing_sent(),),
+                (watch.seconds,),
+                watch.parts,
+            )
+            for i, state in enumerate(states)
+        ]
+
+    def done() -> int:
+        return max(course.round for i, course in enumerate(now) if i not in failed)
+
+    if len(failed) < len(now):
+        report()
     block = 1
-    while (done := course.round) < rounds:
-        stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
-        step = min(block, stop - done)
-        with watch.timing("compiling" if block == 1 else "rounds") as spent:
-            state, sent = engine.record(course.state, step)
-            jax.block_until_ready(state)
+    while len(failed) < len(now) and (at := done()) < rounds:
+        stop = min(rounds, at - at % eval_every + eval_every) if eval_every else rounds
+        step = min(block, stop - at)
+        with watch.timing("compiling" if block == 1 else "rounds") as lasted:
+            advanced = crew.record([course.state for course in now], step)
         # The first block compiles, so it says little about the pace: grow from it with care.
-        pace = spent() / step
+        pace = lasted() / step
         block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
-        history, marks = course.history, course.marks
-        if done + step == stop:
+        # A run that has diverged stays where it was.
+        for i, (state, sent) in kept(advanced).items():
+            now[i] = replace(now[i], state=state, sent=(*now[i].sent, sent), timing=watch.parts)
+        if at + step == stop:
             with watch.timing("scoring"):
-                history = (*history, evaluator(state))
-            marks = (*marks, watch.seconds)
-        course = Course(state, history, (*course.sent, sent), marks, watch.parts)
-        report(course)
-    setup = engine.setup
-    return Result(
-        setup.method,
-        rounds,
-        setup.seed,
-        watch.seconds,
-        course,
-        evaluator,
-        None if network is None else _round_seconds(network, setup, course.traffic),
-    )
+                evaluations = crew.score([course.state for course in now])
+            for i, evaluation in kept(evaluations).items():
+                *before, last = now[i].history
+                history = (*before, replace(last, models=None), evaluation)
+                marks = (*now[i].marks, watch.seconds)
+                now[i] = replace(now[i], history=history, marks=marks, timing=watch.parts)
+        report()
+    return [
+        failed.get(i)
+        or Result(
+            engine.setup.method,
+            rounds,
+            engine.setup.seed,
+            watch.seconds,
+            now[i],
+            crew.evaluators[i],
+            None if network is None else _round_seconds(network, engine.setup, now[i].traffic),
+        )
+        for i, (engine, network) in enumerate(zip(engines, networks, strict=True))
+    ]
+
+
+_Kind = TypeVar("_Kind")
+
+
+@final
+@dataclass(frozen=True)
+class _Crew:
+    """Runs that are alike, by the programs of the first of them."""
+
+    evaluators: Sequence[Evaluator]
+
+    def record(self, states: Sequence[State], rounds: int) -> Sequence[Recorded]:
+        outcomes = self._first.engine.record_all(self._setups, states, rounds)
+        jax.block_until_ready([o for o in outcomes if not isinstance(o, DivergedError)])
+        return outcomes
+
+    def score(self, states: Sequence[State]) -> Sequence[Evaluation | DivergedError]:
+        found: list[Evaluation | DivergedError] = []
+        scored = self._score(self._setups, states, None)
+        for evaluator, state, own in zip(self.evaluators, states, scored, strict=True):
+            try:
+                found.append(evaluator.evaluation(int(state.round), own))
+            except DivergedError as error:
+                found.append(error)
+        return found
+
+    @property
+    def _first(self) -> Evaluator:
+        return self.evaluators[0]
+
+    @property
+    def _setups(self) -> list[Setup]:
+        return [evaluator.engine.setup for evaluator in self.evaluators]
+
+    @cached_property
+    def _score(self) -> OnAllRuns:
+        return self._first.engine.each_client_of_all(self._first.score)
 
 
 @final
 class _Watch:
     """How long a run has taken, in all its parts, and what it was spent on."""
 
-    def __init__(self, course: Course | None) -> None:
+    def __init__(self, course: Course | None, spent: dict[str, float]) -> None:
         before = 0.0 if course is None else course.marks[-1]
         self._spent = {} if course is None else dict(course.timing)
+        for part, seconds in spent.items():
+            self._spent[part] = self._spent.get(part, 0.0) + seconds
         self._begun = time.perf_counter() - before
 
     @property

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from perfed.errors import ConfigError, DataError, DivergedError, FieldError, require
+from perfed.errors import ConfigError, require
 from perfed.evaluation import ModelKind
 from perfed.experiment import rundir
 from perfed.experiment.config import Config, overridden, read_toml
+from perfed.experiment.entries import Entry, record_entries
 from perfed.experiment.files import read_json, write_whole
-from perfed.experiment.recording import Recording
 from perfed.experiment.simulate import Progress
 from perfed.experiment.statistics import over_seeds
 
@@ -131,20 +131,17 @@ class Sweep:
         """All that is not finished yet; what failed is told, and does not stop the others."""
         self._begin()
         methods = list(dict.fromkeys(point.method for point in self.points))
-        outcomes: list[Outcome] = []
-        for method in methods:
-            mine = [point for point in self.points if point.method == method]
-            chosen = mine[0]
-            if len(mine) > 1:
-                tried = [self._outcome(p, False, on_progress, say) for p in mine]
-                outcomes += tried
-                good = [o for o in tried if o.scores]
-                if not good:
-                    continue
+        of_method = {m: [p for p in self.points if p.method == m] for m in methods}
+        compared = [p for m in methods if len(of_method[m]) > 1 for p in of_method[m]]
+        outcomes = self._outcomes(compared, False, on_progress, say)
+        chosen = []
+        for points in of_method.values():
+            if len(points) == 1:
+                chosen += points
+            elif good := [o for o in outcomes if o.point in points and o.scores]:
                 # The headline, accuracy or R2, is better when larger.
-                chosen = max(good, key=lambda o: o.mean).point
-            outcomes.append(self._outcome(chosen, True, on_progress, say))
-        return outcomes
+                chosen.append(max(good, key=lambda o: o.mean).point)
+        return outcomes + self._outcomes(chosen, True, on_progress, say)
 
     def _begin(self) -> None:
         """The folder says what it is of, so that another sweep does not go on in it."""
@@ -158,46 +155,38 @@ class Sweep:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(what, indent=1).encode())
 
-    def _outcome(
+    def _outcomes(
         self,
-        point: Point,
+        points: Sequence[Point],
         tested: bool,
         on_progress: Callable[[str, Progress], None],
         say: Callable[[str], None],
-    ) -> Outcome:
-        scores = []
-        for seed in range(self.seeds):
-            place = "test" if tested else "validation"
-            folder = self.folder / place / _folder_name(point.label) / f"seed-{seed}"
-            name = f"{point.label} ({place}, seed {seed})"
-            try:
-                summary = self._summary(point, seed, tested, folder, name, on_progress, say)
-            except (ConfigError, DataError, DivergedError, FieldError) as error:
-                say(f"{name} failed: {error}")
-                return Outcome(point, (), str(error), tested)
-            headline = next(iter(summary[self.kind]))
-            scores.append(float(summary[self.kind][headline]["mean"]))
-        return Outcome(point, tuple(scores), None, tested)
+    ) -> list[Outcome]:
+        """What comes of some points; those that are alike are computed together."""
+        place = "test" if tested else "validation"
+        part = {} if tested else {"validation": self.validation}
+        wanted = [
+            Entry(
+                f"{point.label} ({place}, seed {seed})",
+                self.folder / place / _folder_name(point.label) / f"seed-{seed}",
+                point.values | {"seed": seed} | part,
+            )
+            for point in points
+            for seed in range(self.seeds)
+        ]
+        failures = record_entries(wanted, on_progress, say)
+        found = []
+        for i, point in enumerate(points):
+            mine = wanted[i * self.seeds : (i + 1) * self.seeds]
+            lost = [failures[e.name] for e in mine if e.name in failures]
+            scores = () if lost else tuple(self._score(entry.folder) for entry in mine)
+            found.append(Outcome(point, scores, lost[0] if lost else None, tested))
+        return found
 
-    def _summary(
-        self,
-        point: Point,
-        seed: int,
-        tested: bool,
-        folder: Path,
-        name: str,
-        on_progress: Callable[[str, Progress], None],
-        say: Callable[[str], None],
-    ) -> dict[str, Any]:
-        """A run's summary: of one that is finished, or taken up, or begun."""
-        if not (folder / rundir.SUMMARY).exists():
-            part = {} if tested else {"validation": self.validation}
-            config = Config.checked(point.values | {"seed": seed} | part)
-            left = (folder / rundir.CONFIG).exists()
-            make = Recording.take_up(folder, config) if left else Recording.begin(config, folder)
-            make.run(lambda progress: on_progress(name, progress), say)
-        summary: dict[str, Any] = read_json(folder / rundir.SUMMARY)
-        return summary
+    def _score(self, folder: Path) -> float:
+        summary = read_json(folder / rundir.SUMMARY)
+        headline = next(iter(summary[self.kind]))
+        return float(summary[self.kind][headline]["mean"])
 
 
 class Line(NamedTuple):

@@ -45,6 +45,9 @@ class Method(ABC):
     """A frozen dataclass of hyper-parameters with the four functions of a federated method."""
 
     name: ClassVar[str]
+    # The settings that are only ever reckoned with, never branched on: runs that differ in nothing
+    # else are computed together.
+    rates: ClassVar[tuple[str, ...]] = ()
     # Whether anything is sent between server and clients at all.
     sends: ClassVar[bool] = True
 

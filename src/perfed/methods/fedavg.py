@@ -26,6 +26,7 @@ class FedAvg(Method):
     """
 
     name: ClassVar[str] = "fedavg"
+    rates: ClassVar[tuple[str, ...]] = ("lr", "alpha")
 
     lr: float = 0.02
     tau: int = 10

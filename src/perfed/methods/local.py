@@ -24,6 +24,7 @@ class Local(Method):
     """
 
     name: ClassVar[str] = "local"
+    rates: ClassVar[tuple[str, ...]] = ("lr",)
     sends: ClassVar[bool] = False
 
     lr: float = 0.02

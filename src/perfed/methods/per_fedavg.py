@@ -53,6 +53,7 @@ class PerFedAvg(Method):
     """
 
     name: ClassVar[str] = "per-fedavg"
+    rates: ClassVar[tuple[str, ...]] = ("alpha", "beta", "beta_decay", "delta")
 
     variant: Variant = "hf"
     alpha: float = 0.01

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from perfed.errors import require_choice
-from perfed.methods.base import Memory, Method, Reply, Turn, descend, examples
+from perfed.methods.base import Memory, Method, Reply, Turn, change, descend, examples
 from perfed.objective import Batch, BatchSize, Objective, Params, squared_norm
 
 Solver = Literal["gd", "nesterov"]
@@ -45,6 +45,7 @@ class PFedMe(Method):
     """
 
     name: ClassVar[str] = "pfedme"
+    rates: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_lr", "nu", "beta")
 
     lam: float = 15.0
     eta: float = 0.01
@@ -111,14 +112,13 @@ class PFedMe(Method):
 
         # For a convex f, h is lam-strongly convex; with inner_lr as 1/smoothness, this is the
         # momentum of Nesterov's method for that condition number.
-        root = min(self.inner_lr * self.lam, 1.0) ** 0.5
-        momentum = (1 - root) / (1 + root) if self.inner_solver == "nesterov" else 0.0
+        root = jnp.minimum(self.inner_lr * self.lam, 1.0) ** 0.5
+        momentum = (1 - root) / (1 + root)
+        accelerated = self.inner_solver == "nesterov"
 
         def inner_step(theta: Params, ahead: Params, g: Params) -> tuple[Params, Params]:
             new = descend(ahead, self.inner_lr, g)
-            if momentum == 0.0:
-                return new, new
-            return new, jax.tree.map(lambda a, b: a + momentum * (a - b), new, theta)
+            return new, descend(new, -momentum, change(new, theta)) if accelerated else new
 
         def step(_: Int[Array, ""], carry: tuple[Params, Params]) -> tuple[Params, Params]:
             theta, ahead = carry
@@ -137,7 +137,7 @@ class PFedMe(Method):
 
         def checked_step(carry: Carry) -> Carry:
             k, theta, ahead, g = carry
-            theta, ahead = inner_step(theta, ahead, g if momentum == 0.0 else grad_h(ahead))
+            theta, ahead = inner_step(theta, ahead, grad_h(ahead) if accelerated else g)
             return k + 1, theta, ahead, grad_h(theta)
 
         start_carry: Carry = (jnp.int32(0), start, start, grad_h(start))

@@ -8,13 +8,16 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from perfed.errors import DivergedError
 from perfed.objective import Params
 from perfed.simulation.setup import Kept, Setup, State, World
 
-# (world, w, what the client keeps, round, client) -> anything made of arrays
-ClientFunction = Callable[[World, Params, Kept, Int[Array, ""], Int[Array, ""]], Any]
+# (setup, world, w, what the client keeps, round, client) -> anything made of arrays
+ClientFunction = Callable[[Setup, World, Params, Kept, Int[Array, ""], Int[Array, ""]], Any]
 # (state, clients or None for all) -> the results, stacked in the order of the clients
 OnClients = Callable[[State, Sequence[int] | None], Any]
+# (setups, states, clients or None for all) -> the results of each run
+OnAllRuns = Callable[[Sequence[Setup], Sequence[State], Sequence[int] | None], list[Any]]
 
 
 class Traffic(NamedTuple):
@@ -36,6 +39,10 @@ class Traffic(NamedTuple):
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+# What came of some rounds of a run.
+Recorded = tuple[State, Traffic] | DivergedError
+
+
 class Engine(ABC):
     """Runs a setup. All engines give the same results; they differ in speed."""
 
@@ -49,18 +56,42 @@ class Engine(ABC):
         """The state so many rounds later. An update that is not finite raises `DivergedError`."""
         return self.record(state, rounds)[0]
 
-    @abstractmethod
     def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
         """As `advance`, with the length of every message on the way."""
+        (outcome,) = self.record_all((self.setup,), (state,), rounds)
+        if isinstance(outcome, DivergedError):
+            raise outcome
+        return outcome
+
+    @abstractmethod
+    def record_all(
+        self, setups: Sequence[Setup], states: Sequence[State], rounds: int
+    ) -> list[Recorded]:
+        """As `record`, for several runs at once; one that diverges does not stop the others.
+
+        Args:
+            setups: the runs': as this engine's own, except for numbers (`Setup.alike`).
+            states: where each of them stands.
+            rounds: how many.
+        """
 
     def nothing_sent(self) -> Traffic:
         """The messages of no rounds."""
         none = np.zeros((0, self.setup.cohort), np.int32)
         return Traffic(none, none, np.zeros(0, np.int32))
 
-    @abstractmethod
     def each_client(self, function: ClientFunction) -> OnClients:
         """A function of one client, made into one of many."""
+        of_all = self.each_client_of_all(function)
+
+        def run(state: State, clients: Sequence[int] | None = None) -> Any:
+            return of_all((self.setup,), (state,), clients)[0]
+
+        return run
+
+    @abstractmethod
+    def each_client_of_all(self, function: ClientFunction) -> OnAllRuns:
+        """As `each_client`, for several runs at once."""
 
 
 def kept_by(client: Any, kept: Kept) -> Kept:

@@ -5,7 +5,7 @@ with prints and breakpoints.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -13,9 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfed.errors import require
-from perfed.simulation.engine import ClientFunction, Engine, OnClients, Traffic, kept_by
-from perfed.simulation.setup import Contribution, Setup, State, World
+from perfed.errors import DivergedError, require
+from perfed.simulation.engine import (
+    ClientFunction,
+    Engine,
+    OnAllRuns,
+    Recorded,
+    Traffic,
+    kept_by,
+)
+from perfed.simulation.setup import Contribution, Numbers, Setup, State, World
 
 
 @final
@@ -39,9 +46,22 @@ class Sequential(Engine):
 
     def start(self) -> State:
         """The state before the first round."""
-        return self.setup.first_state(self._world)
+        return self.setup.first_state()
 
-    def record(self, state: State, rounds: int) -> tuple[State, Traffic]:
+    def record_all(
+        self, setups: Sequence[Setup], states: Sequence[State], rounds: int
+    ) -> list[Recorded]:
+        """One run after another."""
+        outcomes: list[Recorded] = []
+        for setup, state in zip(setups, states, strict=True):
+            own = self if setup is self.setup else replace(self, setup=setup)
+            try:
+                outcomes.append(own._rounds(state, rounds))
+            except DivergedError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _rounds(self, state: State, rounds: int) -> tuple[State, Traffic]:
         """So many rounds, one client at a time."""
         log = []
         for _ in range(rounds):
@@ -69,17 +89,27 @@ class Sequential(Engine):
             return state, self.nothing_sent()
         return state, Traffic(*(np.array(part) for part in zip(*log, strict=True)))
 
-    def each_client(self, function: ClientFunction) -> OnClients:
-        """A loop over the clients."""
-        compiled = jax.jit(function)
+    def each_client_of_all(self, function: ClientFunction) -> OnAllRuns:
+        """A loop over the clients, in a loop over the runs."""
 
-        def run(state: State, clients: Sequence[int] | None = None) -> Any:
-            chosen = range(self.setup.federation.clients) if clients is None else clients
-            require(len(chosen) >= 1, "clients", clients, "name at least one")
+        @jax.jit
+        def compiled(numbers: Numbers, *of_client: Any) -> Any:
+            return function(self.setup.with_numbers(numbers), *of_client)
+
+        def one(setup: Setup, state: State, chosen: Sequence[int]) -> Any:
             results = [
-                compiled(self._world, state.w, kept_by(i, state.kept), state.round, i)
+                compiled(
+                    setup.numbers(), self._world, state.w, kept_by(i, state.kept), state.round, i
+                )
                 for i in chosen
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+        def run(
+            setups: Sequence[Setup], states: Sequence[State], clients: Sequence[int] | None = None
+        ) -> list[Any]:
+            chosen = range(self.setup.federation.clients) if clients is None else clients
+            require(len(chosen) >= 1, "clients", clients, "name at least one")
+            return [one(*of_run, chosen) for of_run in zip(setups, states, strict=True)]
 
         return run

@@ -1,6 +1,7 @@
 """What is simulated, and the steps of a round that every engine shares."""
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
@@ -50,6 +51,18 @@ class State(NamedTuple):
     w: Params
     kept: Kept
     iterate: Params | None
+
+
+class Numbers(NamedTuple):
+    """What may differ between runs that are computed at once.
+
+    Attributes:
+        seed: the run's seed.
+        rates: the method's settings that are only numbers (`Method.rates`).
+    """
+
+    seed: Int[Array, ""]
+    rates: dict[str, Float[Array, ""]]
 
 
 class Rows(NamedTuple):
@@ -158,6 +171,47 @@ class Setup:
             what = f"the data have {wanted} classes"
         require(fits, "model", model, f"gives outputs of shape {outputs[1:]}, but {what}")
 
+    def numbers(self) -> Numbers:
+        """What may differ between runs that are computed at once."""
+        given = {name: getattr(self.method, name) for name in type(self.method).rates}
+        return Numbers(
+            jnp.int32(self.seed),
+            {k: jnp.asarray(v, float) for k, v in given.items() if v is not None},
+        )
+
+    def with_numbers(self, numbers: Numbers) -> "Setup":
+        """The same with other numbers, which may be traced: they are not checked again."""
+        method, setup = copy(self.method), copy(self)
+        for name, value in numbers.rates.items():
+            object.__setattr__(method, name, value)
+        object.__setattr__(setup, "method", method)
+        object.__setattr__(setup, "seed", numbers.seed)
+        return setup
+
+    def alike(self, other: "Setup") -> bool:
+        """Whether the two differ in nothing but numbers, so that they can be computed at once."""
+        if type(self.method) is not type(other.method):
+            return False
+        rates = type(self.method).rates
+        both = [
+            {
+                field.name: (value is None) if field.name in rates else value
+                for field in fields(method)  # type: ignore[arg-type]
+                for value in [getattr(method, field.name)]
+            }
+            for method in (self.method, other.method)
+        ]
+        rest = [f.name for f in fields(self) if f.name not in ("federation", "method", "seed")]
+        return (
+            both[0] == both[1]
+            and self.federation is other.federation
+            and all(getattr(self, name) == getattr(other, name) for name in rest)
+        )
+
+    def model_shape(self) -> Params:
+        """The shapes of the model's parameters."""
+        return jax.eval_shape(self.task.model.init, jax.random.key(0))
+
     def world(self) -> World:
         """The federation as arrays."""
         scaling = self.federation.scaling
@@ -171,12 +225,12 @@ class Setup:
 
         return World(rows(self.federation.train), rows(self.federation.test))
 
-    def first_state(self, world: World) -> State:
+    def first_state(self) -> State:
         """Fresh parameters, and the memory of clients that have not had a turn."""
         w = self.task.model.init(fold(self.seed, Purpose.INIT))
         residual = jax.tree.map(jnp.zeros_like, w) if self.codec.error_feedback else None
         kept, n = Kept(self.method.first_memory(w), residual), self.federation.clients
-        shapes = jax.eval_shape(self.take_turn, world, w, kept, 0, 0)
+        shapes = jax.eval_shape(lambda: self.take_turn(self.world(), w, kept, 0, 0))
         everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), kept)
         return State(jnp.int32(0), w, everyones, None if shapes.iterate is None else w)
 

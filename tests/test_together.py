@@ -1,0 +1,179 @@
+"""Runs that are alike, computed together: each comes to what it comes to alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from perfed import (
+    MLR,
+    DivergedError,
+    FedAvg,
+    Federation,
+    Local,
+    LowPrecision,
+    Method,
+    PerFedAvg,
+    PFedMe,
+    Sequential,
+    Setup,
+    Task,
+    TopK,
+    Vectorised,
+    load,
+)
+from perfed.evaluation import Evaluator
+from perfed.experiment.simulate import Result, run, run_together
+from perfed.simulation import vectorised
+
+MODEL = MLR(inputs=64, classes=10)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return load("digits", split="shards", clients=12)
+
+
+PAIRS: list[tuple[Method, Method]] = [
+    (FedAvg(lr=0.1, tau=3, alpha=0.5), FedAvg(lr=0.3, tau=3, alpha=0.2)),
+    (Local(lr=0.1, tau=3), Local(lr=0.3, tau=3)),
+    (
+        PerFedAvg("hf", alpha=0.1, beta=0.2, tau=2, batch=8, send_iterate=True),
+        PerFedAvg("hf", alpha=0.3, beta=0.1, beta_decay=0.5, delta=0.01, tau=2, batch=8,
+                  send_iterate=True),
+    ),
+    (
+        PFedMe(lam=5.0, eta=0.1, inner_lr=0.05, inner_solver="nesterov", local_rounds=3),
+        PFedMe(lam=9.0, eta=0.05, inner_lr=0.03, inner_solver="nesterov", local_rounds=3, beta=2.0),
+    ),
+    (
+        PFedMe(lam=5.0, eta=0.1, inner_lr=0.05, nu=0.01, inner_steps=20, local_rounds=3),
+        PFedMe(lam=5.0, eta=0.1, inner_lr=0.05, nu=1.0, inner_steps=20, local_rounds=3),
+    ),
+]  # fmt: skip
+
+
+def close(one: object, other: object) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.abs(a - b).max() <= 1e-5 * max(np.abs(b).max(), 1e-3)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[0] == PAIRS[4][0]}")
+def test_as_each_alone(digits: Federation, pair: tuple[Method, Method]) -> None:
+    """Seeds and rates differ; models, what clients keep, messages and scores are each run's own."""
+    setups = [
+        Setup(digits, Task(MODEL), pair[0], 5, seed=0),
+        Setup(digits, Task(MODEL), pair[1], 5, seed=1),
+        Setup(digits, Task(MODEL), pair[0], 5, seed=7),
+    ]
+    assert all(setups[0].alike(setup) for setup in setups)
+    together = run_together([Vectorised(setup) for setup in setups], 4, eval_every=2)
+    for setup, mine in zip(setups, together, strict=True):
+        assert isinstance(mine, Result)
+        alone = run(Vectorised(setup), 4, eval_every=2)
+        close(mine.state, alone.state)
+        np.testing.assert_array_equal(mine.traffic.cohort, alone.traffic.cohort)
+        assert [e.round for e in mine.history] == [0, 2, 4]
+        for kind in ("global", "personalized"):
+            close(mine.scores[kind].loss, alone.scores[kind].loss)
+        assert (mine.method, mine.seed) == (setup.method, setup.seed)
+    losses = [r.scores["personalized"].loss.mean() for r in together if isinstance(r, Result)]
+    assert len(set(losses)) == 3  # each seed and each rate its own
+
+
+@pytest.mark.parametrize("codec", [LowPrecision(3), TopK(0.1, error_feedback=True)])
+def test_messages_are_each_runs_own(digits: Federation, codec: object) -> None:
+    setups = [
+        Setup(digits, Task(MODEL), FedAvg(lr=0.1, tau=2), 5, seed, "size", codec=codec)  # type: ignore[arg-type]
+        for seed in (3, 4)
+    ]
+    engine = Vectorised(setups[0])
+    states = [Vectorised(setup).start() for setup in setups]
+    for setup, outcome in zip(setups, engine.record_all(setups, states, 3), strict=True):
+        assert not isinstance(outcome, DivergedError)
+        state, traffic = Vectorised(setup).record(Vectorised(setup).start(), 3)
+        close(outcome[0], state)
+        np.testing.assert_array_equal(outcome[1].uplink, traffic.uplink)
+
+
+@pytest.mark.parametrize("small", [0, 10**9], ids=["in turns", "side by side"])
+def test_one_that_diverges_stops_nobody(
+    digits: Federation, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectorised, "_SMALL", small)
+    setups = [
+        Setup(digits, Task(MODEL), FedAvg(lr=lr, tau=3), 5, seed=1) for lr in (0.1, 1e38, 0.2)
+    ]
+    heard: list[int] = []
+    outcomes = run_together(
+        [Vectorised(setup) for setup in setups], 6, on_course=lambda i, _: heard.append(i)
+    )
+    assert isinstance(outcomes[1], DivergedError)
+    with pytest.raises(DivergedError) as alone:
+        run(Vectorised(setups[1]), 6)
+    assert str(outcomes[1]) == str(alone.value)
+    for i in (0, 2):
+        mine = outcomes[i]
+        assert isinstance(mine, Result)
+        close(mine.state, Vectorised(setups[i]).advance(Vectorised(setups[i]).start(), 6))
+        assert mine.traffic.uplink.shape == (6, 5)
+        assert heard.count(i) > heard.count(1)
+    all_lost = run_together([Vectorised(setups[1]), Vectorised(replace(setups[1], seed=2))], 6)
+    assert all(isinstance(outcome, DivergedError) for outcome in all_lost)
+
+
+def test_the_plain_engine_does_the_same(digits: Federation) -> None:
+    method = PFedMe(lam=5.0, eta=0.1, inner_lr=0.05, local_rounds=2)
+    setups = [Setup(digits, Task(MODEL), method, 3, seed) for seed in (0, 1)]
+    results: list[Sequence[Result | DivergedError]] = [
+        run_together([engine(setup) for setup in setups], 2) for engine in (Sequential, Vectorised)
+    ]
+    for plain, fast in zip(*results, strict=True):
+        assert isinstance(plain, Result)
+        assert isinstance(fast, Result)
+        close(plain.state, fast.state)
+        close(plain.scores["personalized"].loss, fast.scores["personalized"].loss)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": FedAvg(tau=4)},
+        {"method": FedAvg(alpha=0.1)},
+        {"method": Local()},
+        {"cohort": 4},
+        {"weighting": "size"},
+        {"codec": LowPrecision()},
+        {"task": Task(MODEL, 0.1)},
+        {"federation": "another"},
+    ],
+)
+def test_what_is_not_alike(digits: Federation, other: dict[str, object]) -> None:
+    if "federation" in other:
+        other = {"federation": digits.validation(0.25)}
+    setup = Setup(digits, Task(MODEL), FedAvg(), 5)
+    assert setup.alike(replace(setup, seed=3, method=FedAvg(lr=0.5)))
+    assert not setup.alike(replace(setup, **other))  # type: ignore[arg-type]
+
+
+def test_one_program_for_all_seeds(digits: Federation) -> None:
+    """In turns or alone, another seed or rate is not compiled again."""
+    setup = Setup(digits, Task(MODEL), FedAvg(lr=0.1, tau=2), 5)
+    engine = Vectorised(setup)
+    engine.advance(engine.start(), 1)
+    compiled = engine._block._cache_size()
+    other = replace(setup, seed=5, method=FedAvg(lr=0.7, tau=2))
+    engine.record_all([other], [Vectorised(other).start()], 2)
+    assert engine._block._cache_size() == compiled == 1
+
+
+def test_models_that_were_scored_are_kept_on_request(digits: Federation, tmp_path: Path) -> None:
+    engine = Vectorised(Setup(digits, Task(MODEL), PerFedAvg("fo", alpha=0.1, beta=0.1, tau=2), 5))
+    result = run(engine, 3, eval_every=1, keep_models=True)
+    assert [e.models is None for e in result.history] == [True, True, True, False]
+    close(result.history[-1].models, Evaluator(engine).personal_models(result.state))
+    assert run(engine, 1).history[-1].models is None
