@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from perfed import Config, DataError, FieldError
+from perfed import Config, DataError, DivergedError, FieldError
 from perfed.experiment.adapt import adapt, client_rows, load_model
 from perfed.experiment.recording import Recording
 from test_cli import perfed
@@ -233,3 +233,27 @@ def test_models_of_every_kind_come_back(tmp_path: Path) -> None:
         x = result.evaluator.engine.setup.federation.test.client(0)[0]
         np.testing.assert_array_equal(saved.predict(x), result.predict(0, x, kind="global"))
         shutil.rmtree(tmp_path / str(i))
+
+
+def test_a_model_that_is_not_finite_is_not_given(model_run: Path, tmp_path: Path) -> None:
+    columns = {k: v for k, v in ward(4).items() if k != "cost"}
+    file = write_csv(tmp_path / "new.csv", columns | {"dose": [1e36 * d for d in columns["dose"]]})
+    model = load_model(model_run / "model.safetensors")
+    with pytest.raises(DivergedError, match="the adapted model is not finite"):
+        adapt(model, client_rows(model.uses, file))
+    with pytest.raises(FieldError, match="seed = -1"):
+        adapt(model, client_rows(model.uses, write_csv(file, columns)), seed=-1)
+
+
+def test_the_output_is_checked_first(model_run: Path, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "new.csv", {k: v for k, v in ward(4).items() if k != "cost"})
+    for command, out, message in (
+        ("adapt", tmp_path, "is a folder"),
+        ("adapt", tmp_path / "no" / "own.safetensors", "there is no folder"),
+        ("predict", tmp_path / "no" / "said.csv", "there is no folder"),
+    ):
+        more = ["--overwrite"] if out.is_dir() else []
+        done = perfed(command, model_run, "--data", file, "--out", out, *more)
+        assert done.returncode == 2
+        assert message in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]

@@ -1,15 +1,19 @@
 """Sweeps: points chosen on validation data, failures that stop nobody, and taking up again."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfed import Config, ConfigError, load
+from perfed.experiment import rundir
+from perfed.experiment.checkpoint import Checkpoints
 from perfed.experiment.recording import Recording
 from perfed.experiment.simulate import Progress
-from perfed.experiment.sweep import Line, Sweep, lines, points
+from perfed.experiment.sweep import Line, Sweep, _folder_name, lines, points
 from test_cli import perfed
 
 CONFIG = """
@@ -165,3 +169,82 @@ def test_lines_of_one_seed_have_no_interval(tmp_path: Path) -> None:
     assert isinstance(line, Line)
     assert line.test is not None
     assert np.isnan(line.test[1])
+
+
+@pytest.mark.parametrize("moment", ["finish", "between courses"])
+def test_an_interruption_loses_nothing_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """However far the books of the other runs were: all go on together from one round."""
+    every = tuple(points(write(tmp_path), [], [], ["output.checkpoint_rounds=2"]))
+    whole = Sweep(every, 3, tmp_path / "whole").run(quiet, quiet)
+    sweep = Sweep(every, 3, tmp_path / "out")
+    calls = 0
+
+    def interrupting(function: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        if moment == "finish":
+            patched.setattr(rundir, "finish", interrupting(rundir.finish, 2))
+        else:
+            patched.setattr(Checkpoints, "write", interrupting(Checkpoints.write, 5))
+        with pytest.raises(KeyboardInterrupt):
+            sweep.run(quiet, quiet)
+    said: list[str] = []
+    outcomes = sweep.run(quiet, said.append)
+    going_on = [line for line in said if "going on from round" in line]
+    assert len(going_on) == (2 if moment == "finish" else 3)
+    assert len({line.rpartition(" ")[2] for line in going_on}) == 1  # all from the same round
+    if moment == "finish":
+        assert going_on[0].endswith("going on from round 15")
+    assert outcomes[0].scores == pytest.approx(whole[0].scores, abs=1e-6)
+
+
+def test_points_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.toml").write_text(PFEDME)
+    path = write(tmp_path)
+    with pytest.raises(ConfigError, match="two points are both called m"):
+        points(path, [tmp_path / "a" / "m.toml", tmp_path / "b" / "m.toml"], [])
+    with pytest.raises(ConfigError, match=r"two points are both called fedavg, method\.lr=0\.5"):
+        points(path, [], ["method.lr=0.5,0.5"])
+    with pytest.raises(ConfigError, match="seed: a sweep sets it itself"):
+        points(path, [], ["seed=1,2"])
+    with pytest.raises(ConfigError, match="validation: a sweep sets it itself"):
+        points(path, [], [], ["validation=0.5"])
+    long = [f"{'x' * 150}{i}" for i in range(2)] + ["a b", "a_b"]
+    assert len({_folder_name(label) for label in long}) == 4
+
+
+def test_a_point_with_bad_settings_stops_nobody(tmp_path: Path) -> None:
+    """Even where they can be found wrong only once the data are there."""
+    rows = "".join(f"{c},{i % 7},{i % 3},{i % 2}\n" for c in "abc" for i in range(40))
+    (tmp_path / "t.csv").write_text("who,x1,x2,label\n" + rows)
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'rounds = 2\ncohort = 2\n[data]\nsource = "table"\nclient = "who"\nlabel = "label"\n'
+        f'path = "{tmp_path / "t.csv"}"\n[model]\nname = "mlr"\n[method]\nname = "fedavg"\n'
+    )
+    bad = '[network]\nratio = 10\nclient_speed = [1.0, 2.0]\n[method]\nname = "fedavg"\n'
+    (tmp_path / "bad.toml").write_text(bad)
+    (tmp_path / "good.toml").write_text('[method]\nname = "fedavg"\n')
+    every = points(path, [tmp_path / "bad.toml", tmp_path / "good.toml"], [])
+    outcomes = Sweep(tuple(every), 1, tmp_path / "out").run(quiet, quiet)
+    assert [bool(o.failure) for o in outcomes] == [True, False]
+    assert "client_speed" in str(outcomes[0].failure)
+
+
+def test_a_sweep_of_failures_says_so(tmp_path: Path) -> None:
+    done = perfed("sweep", write(tmp_path), "--out", tmp_path / "out", "--seeds", 1,
+                  "--set", "rounds=2", "--set", "method.lr=1e38")  # fmt: skip
+    assert done.returncode == 1
+    assert "failed" in done.stderr

@@ -1,5 +1,6 @@
 """Runs that are alike, computed together: each comes to what it comes to alone."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from perfed import (
     DivergedError,
     FedAvg,
     Federation,
+    FieldError,
     Local,
     LowPrecision,
     Method,
@@ -110,7 +112,7 @@ def test_one_that_diverges_stops_nobody(
     ]
     heard: list[int] = []
     outcomes = run_together(
-        [Vectorised(setup) for setup in setups], 6, on_course=lambda i, _: heard.append(i)
+        [Vectorised(setup) for setup in setups], 6, on_courses=lambda courses: heard.extend(courses)
     )
     assert isinstance(outcomes[1], DivergedError)
     with pytest.raises(DivergedError) as alone:
@@ -177,3 +179,58 @@ def test_models_that_were_scored_are_kept_on_request(digits: Federation, tmp_pat
     assert [e.models is None for e in result.history] == [True, True, True, False]
     close(result.history[-1].models, Evaluator(engine).personal_models(result.state))
     assert run(engine, 1).history[-1].models is None
+
+
+def test_one_that_cannot_be_scored_at_first_is_left_out(digits: Federation) -> None:
+    """Whatever its later states would come to."""
+    setups = [
+        Setup(digits, Task(MODEL), FedAvg(lr=0.5, tau=10, alpha=alpha), 12) for alpha in (1e37, 0.1)
+    ]
+    lost, good = run_together([Vectorised(setup) for setup in setups], 6, eval_every=2)
+    assert isinstance(lost, DivergedError)
+    assert isinstance(good, Result)
+    assert [e.round for e in good.history] == [0, 2, 4, 6]
+
+
+def test_time_is_shared(digits: Federation) -> None:
+    setups = [Setup(digits, Task(MODEL), FedAvg(tau=2), 5, seed) for seed in range(4)]
+    begun = time.perf_counter()
+    results = run_together([Vectorised(setup) for setup in setups], 4, spent={"data": 8.0})
+    lasted = time.perf_counter() - begun
+    assert all(isinstance(result, Result) for result in results)
+    good = [result for result in results if isinstance(result, Result)]
+    assert sum(result.seconds for result in good) <= lasted
+    assert [result.course.timing["data"] for result in good] == [2.0] * 4
+    assert sum(sum(r.course.timing.values()) for r in good) <= lasted + 8
+
+
+def test_runs_that_cannot_go_together_are_refused(digits: Federation) -> None:
+    setup = Setup(digits, Task(MODEL), FedAvg(tau=2), 5)
+    with pytest.raises(FieldError, match="differ in nothing but numbers"):
+        run_together([Vectorised(setup), Vectorised(replace(setup, cohort=4))], 2)
+    courses = [run(Vectorised(setup), rounds).course for rounds in (1, 2)]
+    with pytest.raises(FieldError, match="must all stand at one round"):
+        run_together([Vectorised(setup)] * 2, 4, courses=courses)
+
+
+def test_no_more_clients_at_once_than_asked(digits: Federation) -> None:
+    """Of all runs together; memory is bounded by it."""
+    setup = Setup(digits, Task(MODEL), FedAvg(tau=2), 12)
+    engine = Vectorised(setup, devices=1, chunk=4)
+    assert engine._layout(12, 1) == (4, 12)
+    assert engine._layout(12, 2) == (2, 12)
+    assert engine._room(engine.start()) == 4
+    several = [replace(setup, seed=seed) for seed in range(6)]
+    starts = [Vectorised(setup, devices=1).start() for setup in several]
+    outcomes = engine.record_all(several, starts, 2)
+    for own, outcome in zip(several, outcomes, strict=True):
+        assert not isinstance(outcome, DivergedError)
+        close(outcome[0], Vectorised(own).advance(Vectorised(own).start(), 2))
+
+
+def test_the_plain_engine_compiles_once(digits: Federation) -> None:
+    engine = Sequential(Setup(digits, Task(MODEL), FedAvg(tau=2), 2))
+    setups = [replace(engine.setup, seed=seed) for seed in (1, 2)]
+    for _ in range(2):
+        engine.record_all(setups, [engine.start()] * 2, 1)
+    assert engine._take_turn._cache_size() == 1

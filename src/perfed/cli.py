@@ -223,9 +223,11 @@ def sweep_command(
         every = points(config, files, grid or [], settings or [])
         sweep = Sweep(tuple(every), seeds, folder, validation)
         with _progress() as show:
-            outcomes = sweep.run(show, lambda line: err.print(line, soft_wrap=True))
+            outcomes = sweep.run(show, _say)
         out.print(sweep_table(lines(outcomes), seeds))
-        out.print(f"written to {folder}")
+        out.print(f"written to {escape(str(folder))}")
+        if not any(outcome.tested and outcome.scores for outcome in outcomes):
+            raise typer.Exit(1)
 
 
 @app.command("adapt")
@@ -245,16 +247,17 @@ def adapt_command(
     label: Annotated[
         str | None, typer.Option(help="The column with the label; default: as in training.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the rows held out, and of the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the rows held out, and of the batches.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
 ) -> None:
     """Fit a trained model to a client that was not there, and compare on its held-out rows."""
     with _errors_shown():
         if model_out.exists() and not overwrite:
             raise ConfigError(f"--out {model_out}: it is there already; add --overwrite")
-        if not model_out.absolute().parent.is_dir():
-            raise ConfigError(f"--out {model_out}: there is no folder {model_out.parent}")
-        model = load_model(trained / rundir.MODEL if trained.is_dir() else trained)
+        if model_out.is_dir():
+            raise ConfigError(f"--out {model_out}: is a folder; name a file")
+        _check_folder_of(model_out)
+        model = load_model(_model_file(trained))
         adapted = adapt(model, client_rows(model.uses, data, label), steps, seed=seed)
         write_whole(model_out, adapted.model.to_bytes())
         out.print(adapted_table(adapted))
@@ -263,7 +266,9 @@ def adapt_command(
 
 @app.command("predict")
 def predict_command(
-    model: Annotated[Path, typer.Argument(metavar="FILE", help="A model file.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A model file, or the folder of a run.")
+    ],
     data: Annotated[Path, typer.Option(metavar="FILE", help="A .csv, .parquet or .npz file.")],
     predictions: Annotated[
         Path | None,
@@ -272,9 +277,11 @@ def predict_command(
 ) -> None:
     """Say what a model makes of a file's rows: the classes' names, or a regression's targets."""
     with _errors_shown():
-        if predictions is not None and predictions.exists():
-            raise ConfigError(f"--out {predictions}: it is there already; name another file")
-        saved = load_model(model)
+        if predictions is not None:
+            if predictions.exists():
+                raise ConfigError(f"--out {predictions}: it is there already; name another file")
+            _check_folder_of(predictions)
+        saved = load_model(_model_file(model))
         pool = client_rows(saved.uses, data, labelled=False)
         said = [str(value) for value in saved.predict(pool.x)]
         text = "\n".join(["prediction", *said]) + "\n"
@@ -289,12 +296,10 @@ def _record(recording: Recording) -> None:
     """Run to the end, or as far as it goes, and show what came of it."""
     name = recording.config.method.name
     with _progress() as show:
-        result = recording.run(
-            lambda progress: show(name, progress), lambda line: err.print(line, soft_wrap=True)
-        )
+        result = recording.run(lambda progress: show(name, progress), _say)
     _show_result(result)
     page = _write_report([recording.folder])
-    out.print(f"written to {recording.folder}; look at it in {page}")
+    out.print(f"written to {escape(str(recording.folder))}; look at it in {escape(str(page))}")
 
 
 def _write_report(folders: list[Path], page: Path | None = None) -> Path:
@@ -306,6 +311,10 @@ def _write_report(folders: list[Path], page: Path | None = None) -> Path:
     title = folders[0].name if len(folders) == 1 else f"{len(folders)} runs"
     write_whole(page, report_page(runs, title).encode())
     return page
+
+
+def _say(line: str) -> None:
+    err.print(escape(line), soft_wrap=True)
 
 
 def _show_result(result: Result) -> None:
@@ -331,6 +340,16 @@ def _run_comparison(
         out_dir.mkdir(parents=True, exist_ok=True)
         write_whole(out_dir / rundir.SUMMARY, summary_bytes({"runs": summaries}))
         out.print(f"written to {out_dir / rundir.SUMMARY}")
+
+
+def _model_file(path: Path) -> Path:
+    """A model file, or a run's."""
+    return path / rundir.MODEL if path.is_dir() else path
+
+
+def _check_folder_of(file: Path) -> None:
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"--out {file}: there is no folder {file.parent}")
 
 
 def _check_picture(picture: Path) -> None:
@@ -365,7 +384,7 @@ class _Show:
     def __call__(self, label: str, progress: RunProgress) -> None:
         if label not in self._lines:
             self._lines[label] = self._bar.add_task(
-                label, total=progress.rounds, loss=progress.loss, pace="compiling"
+                escape(label), total=progress.rounds, loss=progress.loss, pace="compiling"
             )
             return
         line = self._lines[label]

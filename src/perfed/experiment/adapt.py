@@ -11,13 +11,14 @@ import numpy as np
 from perfed.data import Pool, Scaling
 from perfed.data.own import one_client
 from perfed.data.splits import LEAST, held_out
-from perfed.errors import DataError, require, require_count
+from perfed.errors import DataError, DivergedError, require, require_count
 from perfed.evaluation import scores_of
 from perfed.experiment.config import built_method, built_model
 from perfed.experiment.saved import SavedModel, Uses, read_model
 from perfed.methods import Method
 from perfed.methods.base import Turn
 from perfed.objective import Examples, Objective, Params, Task
+from perfed.simulation.setup import all_finite
 
 # What `steps` means to each method: how long it works on a client's own data.
 _STEPS = {"fedavg": "adapt_steps", "per-fedavg": "adapt_steps", "pfedme": "local_rounds"}
@@ -88,6 +89,7 @@ def adapt(
     uses = model.uses
     method = _with_steps(built_method(uses.method, uses.rounds), uses.method["name"], steps)
     require(0 < test_fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
+    require(0 <= seed < 2**31, "seed", seed, "must be between 0 and 2^31 - 1")
     if len(pool.y) < LEAST:
         raise DataError(f"{len(pool.y)} example(s): two are needed, one to fit and one to score")
     out = pool.test
@@ -114,8 +116,14 @@ def adapt(
         named = scores_of(np.array([measure.score], np.float64), targets, model.target[1])
         return {k: float(v[0]) for k, v in named.items()} | {"loss": float(measure.loss)}
 
+    before, after = scores(w), scores(theta)
+    if not (all_finite(theta) and np.isfinite(after["loss"])):
+        raise DivergedError(
+            f"{uses.method['name']} diverged on this client's data: the adapted model is not "
+            "finite. Fewer steps may help, or inputs of the scale that the model was trained on"
+        )
     fitted = model.with_params(theta, scaling)
-    return Adapted(fitted, int(np.sum(~out)), int(np.sum(out)), scores(w), scores(theta))
+    return Adapted(fitted, int(np.sum(~out)), int(np.sum(out)), before, after)
 
 
 def _objective(task: Task, x: np.ndarray, y: np.ndarray, scaling: Scaling | None) -> Objective:

@@ -37,40 +37,36 @@ class Checkpoints:
     Attributes:
         folder: where they are.
         config: the run's resolved configuration.
-        rounds: write one after so many rounds; None: by time only.
+        every: write one after so many rounds; None: by time only.
         minutes: write one after so many minutes; None: by rounds only.
         keep: how many to keep.
     """
 
     folder: Path
     config: dict[str, Any]
-    rounds: int | None = None
+    every: int | None = None
     minutes: float | None = 5.0
     keep: int = 3
-    seconds: float = field(default=0.0, init=False)
     _last_round: int = field(default=0, init=False)
     _last_time: float = field(default_factory=time.monotonic, init=False)
 
     def __post_init__(self) -> None:
-        if self.rounds is not None:
-            require_count("checkpoint_rounds", self.rounds)
+        if self.every is not None:
+            require_count("checkpoint_rounds", self.every)
         good = self.minutes is None or 0 < self.minutes < float("inf")
         require(good, "checkpoint_minutes", self.minutes, "must be a number greater than 0")
         require_count("keep", self.keep)
 
-    def offer(self, course: Course) -> None:
-        """Write one if it is time."""
-        done = course.round
+    def due(self, done: int) -> bool:
+        """Whether it is time to write one, after so many rounds."""
         if done == self._last_round:
-            return
-        by_rounds = self.rounds is not None and done - self._last_round >= self.rounds
+            return False
+        by_rounds = self.every is not None and done - self._last_round >= self.every
         waited = time.monotonic() - self._last_time
-        if by_rounds or (self.minutes is not None and waited >= 60 * self.minutes):
-            self.write(course)
+        return by_rounds or (self.minutes is not None and waited >= 60 * self.minutes)
 
     def write(self, course: Course) -> Path:
         """Write one now, and remove those that are too many."""
-        begun = time.perf_counter()
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"round-{course.round:09d}{_ENDING}"
         payload = _packed(course, self.config)
@@ -81,17 +77,28 @@ class Checkpoints:
         for partial in self.folder.glob("*.partial"):
             partial.unlink()
         self._last_round, self._last_time = course.round, time.monotonic()
-        self.seconds += time.perf_counter() - begun
         return path
 
-    def latest(self, start: Callable[[], State], say: Callable[[str], None]) -> Course | None:
+    def rounds(self) -> list[int]:
+        """The rounds there are checkpoints of."""
+        return [_round_of(path) for path in self._files()]
+
+    def latest(
+        self,
+        start: Callable[[], State],
+        say: Callable[[str], None],
+        at_most: int | None = None,
+    ) -> Course | None:
         """The last whole one; None if there is none.
 
         Args:
             start: makes the run's first state, for its structure.
+            at_most: those of later rounds are passed over.
             say: told of every damaged file on the way.
         """
         for path in self._files():
+            if at_most is not None and _round_of(path) > at_most:
+                continue
             try:
                 course = _unpacked(path, start(), self.config)
             except DataError as error:
@@ -103,6 +110,11 @@ class Checkpoints:
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob(f"round-*{_ENDING}"), reverse=True)
+
+
+def _round_of(path: Path) -> int:
+    number = path.name.removeprefix("round-").removesuffix(_ENDING)
+    return int(number) if number.isdigit() else -1
 
 
 def _packed(course: Course, config: dict[str, Any]) -> bytes:

@@ -45,7 +45,7 @@ def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Entry]:
         config = Config.checked(shared | {"method": entry["method"]})
         everyone = {"cohort": config.data.clients} if entry.get("everyone") else {}
         configs.append(config.model_copy(update=everyone))
-    federation = configs[0].build_federation()
+    federation = configs[0].scored(configs[0].build_federation())
     return [
         Entry(entry["rows"], config, config.build(federation))
         for entry, config in zip(runs, configs, strict=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, final
 
 from perfed.data import Federation
-from perfed.errors import ConfigError, DivergedError
+from perfed.errors import ConfigError, DataError, DivergedError
 from perfed.experiment import rundir
 from perfed.experiment.checkpoint import Checkpoints
 from perfed.experiment.config import Config
 from perfed.experiment.files import read_json
 from perfed.experiment.observers import Guarded, Observer, observers_of, values_of
 from perfed.experiment.simulate import Course, Progress, Result, run_together
-from perfed.simulation import Engine
+from perfed.simulation import Engine, Network
 
 Say = Callable[[str], None]
 
@@ -30,6 +30,7 @@ class Recording:
         folder: where it is recorded.
         engine: what runs it.
         observers: who is told of it.
+        network: what its messages cost in time; None: nobody asks.
         data_seconds: how long it took to read and split the data.
     """
 
@@ -37,6 +38,7 @@ class Recording:
     folder: Path
     engine: Engine
     observers: tuple[Observer, ...] = ()
+    network: Network | None = None
     data_seconds: float = 0.0
 
     @classmethod
@@ -56,7 +58,8 @@ class Recording:
         observers = observers_of(config.output.trackers)
         begun = time.perf_counter()
         engine = config.build(federation)
-        return cls(config, folder, engine, observers, time.perf_counter() - begun)
+        spent = time.perf_counter() - begun
+        return cls(config, folder, engine, observers, config.network_of(engine), spent)
 
     def begin_folder(self) -> None:
         """Write what is known before the first round."""
@@ -85,7 +88,6 @@ class Recording:
         self,
         on_progress: Callable[[Progress], None] | None = None,
         say: Say = lambda _: None,
-        on_score: Callable[[Course], None] | None = None,
     ) -> Result:
         """From the last checkpoint, or from the beginning, to the end.
 
@@ -94,11 +96,11 @@ class Recording:
         Args:
             on_progress: told how far the run has come.
             say: told what a user should know.
-            on_score: told where the run stands whenever clients have been scored.
         """
+        clerk = _Clerk(self, say)
+        clerk.find_checkpoint()
         try:
-            show = None if on_progress is None else lambda _, progress: on_progress(progress)
-            (outcome,) = record([self], show, say, on_score)
+            (outcome,) = _record_together([clerk], on_progress)
         except KeyboardInterrupt:
             say(f"go on with: perfed resume {self.folder}")
             raise
@@ -108,64 +110,97 @@ class Recording:
 
 
 def record(
-    recordings: Sequence[Recording],
-    on_progress: Callable[[Sequence[int], Progress], None] | None = None,
-    say: Say = lambda _: None,
-    on_score: Callable[[Course], None] | None = None,
-) -> list[Result | DivergedError]:
+    recordings: list[Recording],
+    on_progress: Callable[[Recording, int, Progress], None],
+    say: Say,
+    on_end: Callable[[Recording, Exception | None], None],
+) -> None:
     """Several runs, as `Recording.run` does one: those that are alike are computed together.
 
-    What comes back is in their order; a run that diverges does not stop the others. Progress is
-    told with the numbers of the runs that make it together.
+    Args:
+        recordings: the runs. They leave this list as they end, and with them what they hold.
+        on_progress: told of one run how far it has come, with how many beside it.
+        say: told what a user should know.
+        on_end: told of every run whether it has failed; a run that fails does not stop others.
     """
-    clerks = [_Clerk(recording, say, on_score) for recording in recordings]
-    outcomes: dict[int, Result | DivergedError] = {}
-    for together in _alike(clerks):
-        show = None if on_progress is None else partial(on_progress, together)
-        done = _record_together([clerks[i] for i in together], show)
-        outcomes |= zip(together, done, strict=True)
-    return [outcomes[i] for i in range(len(clerks))]
+    clerks = []
+    while recordings:
+        recording = recordings.pop(0)
+        clerks.append(_Clerk(recording, _naming(recording.folder, say)))
+    for group in _alike(clerks, on_end):
+        clerks = []  # those of other groups are held by their groups alone
+        show = partial(on_progress, group[0].recording, len(group))
+        outcomes = _record_together(group, show)
+        for clerk, outcome in zip(group, outcomes, strict=True):
+            on_end(clerk.recording, outcome if isinstance(outcome, DivergedError) else None)
+        group.clear()
 
 
-def _alike(clerks: Sequence["_Clerk"]) -> list[list[int]]:
-    """The numbers of those that can be computed together."""
-    groups: list[list[int]] = []
-    for i, clerk in enumerate(clerks):
-        place = next((g for g in groups if clerks[g[0]].alike(clerk)), None)
+def _alike(
+    clerks: Sequence["_Clerk"], on_end: Callable[[Recording, Exception | None], None]
+) -> list[list["_Clerk"]]:
+    """Those that can be computed together, because they stand at the same round too."""
+    groups: list[list[_Clerk]] = []
+    for clerk in clerks:
+        place = next((group for group in groups if group[0].alike(clerk)), None)
         if place is None:
-            groups.append([i])
+            groups.append([clerk])
         else:
-            place.append(i)
-    return groups
+            place.append(clerk)
+    standing: list[list[_Clerk]] = []
+    for group in groups:
+        # A kill may have come between the checkpoints of one round: take the last that all have.
+        rounds = [found for clerk in group if (found := clerk.checkpoints.rounds())]
+        common = max(set.intersection(*map(set, rounds)), default=None) if rounds else None
+        by_round: dict[int, list[_Clerk]] = {}
+        for clerk in group:
+            try:
+                clerk.find_checkpoint(common)
+                by_round.setdefault(clerk.round, []).append(clerk)
+            except (ConfigError, DataError) as error:
+                on_end(clerk.recording, error)
+        standing += by_round.values()
+    return standing
 
 
 def _record_together(
     clerks: Sequence["_Clerk"], on_progress: Callable[[Progress], None] | None
 ) -> list[Result | DivergedError]:
     config = clerks[0].recording.config
+    courses = [clerk.course for clerk in clerks if clerk.course is not None]
+
+    def hear(courses: dict[int, Course]) -> None:
+        for i, course in courses.items():
+            clerks[i].course = course
+        heard = [clerks[i] for i in courses]
+        due = any(clerk.checkpoints.due(clerk.round) for clerk in heard)
+        for clerk in heard:
+            clerk.hear(due)
+
     try:
         for clerk in clerks:
             clerk.begin()
-        try:
-            outcomes = run_together(
-                [clerk.recording.engine for clerk in clerks],
-                config.rounds,
-                config.scored_every,
-                config.adapt_on,
-                on_progress,
-                [clerk.recording.config.network_of(clerk.recording.engine) for clerk in clerks],
-                [clerk.course for clerk in clerks],
-                lambda i, course: clerks[i].hear(course),
-                config.output.personal_models != "none",
-                {"data": sum(clerk.recording.data_seconds for clerk in clerks)},
-            )
-        except KeyboardInterrupt:
-            for clerk in clerks:
-                clerk.interrupted()
-            raise
+        outcomes = run_together(
+            [clerk.recording.engine for clerk in clerks],
+            config.rounds,
+            config.scored_every,
+            config.adapt_on,
+            on_progress,
+            [clerk.recording.network for clerk in clerks],
+            courses or None,
+            hear,
+            config.output.personal_models != "none",
+            {"data": sum(clerk.recording.data_seconds for clerk in clerks)},
+        )
         for clerk, outcome in zip(clerks, outcomes, strict=True):
             if isinstance(outcome, Result):
                 clerk.finish(outcome)
+            else:
+                clerk.course = None  # it leads nowhere
+    except BaseException as error:
+        for clerk in clerks:
+            clerk.leave(error)
+        raise
     finally:
         for clerk in clerks:
             clerk.close()
@@ -176,27 +211,34 @@ def _record_together(
 class _Clerk:
     """Keeps the books of one run: checkpoints, trackers, and its folder."""
 
-    def __init__(
-        self, recording: Recording, say: Say, on_score: Callable[[Course], None] | None
-    ) -> None:
-        config, output = recording.config, recording.config.output
+    def __init__(self, recording: Recording, say: Say) -> None:
+        output = recording.config.output
         self.recording = recording
-        self._say, self._on_score = say, on_score
-        self._checkpoints = Checkpoints(
+        self.course: Course | None = None
+        self.checkpoints = Checkpoints(
             recording.folder / rundir.CHECKPOINTS,
-            config.resolved(),
+            recording.config.resolved(),
             output.checkpoint_rounds,
             output.checkpoint_minutes,
             output.keep,
         )
-        self.course = self._checkpoints.latest(recording.engine.start, say)
-        self._scored = 0 if self.course is None else len(self.course.history)
+        self._say, self._scored, self._finished = say, 0, False
         self._watching = [Guarded(observer, say) for observer in recording.observers]
+
+    def find_checkpoint(self, at_most: int | None = None) -> None:
+        """Where an earlier run was left, if it was."""
+        start = self.recording.engine.start
+        self.course = self.checkpoints.latest(start, self._say, at_most)
+        self._scored = 0 if self.course is None else len(self.course.history)
+
+    @property
+    def round(self) -> int:
+        """Where the run stands; -1: it has not been begun."""
+        return -1 if self.course is None else self.course.round
 
     def alike(self, other: "_Clerk") -> bool:
         """Whether the two runs can be computed together."""
         mine, its = self.recording, other.recording
-        where = [None if c.course is None else c.course.round for c in (self, other)]
         terms = [
             (
                 r.config.rounds, r.config.eval_every, r.config.adapt_on, r.config.engine,
@@ -204,8 +246,7 @@ class _Clerk:
             )
             for r in (mine, its)
         ]  # fmt: skip
-        same = where[0] == where[1] and terms[0] == terms[1]
-        return same and mine.engine.setup.alike(its.engine.setup)
+        return terms[0] == terms[1] and mine.engine.setup.alike(its.engine.setup)
 
     def begin(self) -> None:
         """Before the first round, or the next one."""
@@ -217,31 +258,36 @@ class _Clerk:
         if self.course is not None:
             self._tell(self.course)  # a kill may have come between the checkpoint and the trackers
 
-    def hear(self, course: Course) -> None:
-        """The run has come so far."""
-        self.course = course
-        self._checkpoints.offer(course)
-        if len(course.history) > self._scored:
-            self._scored = len(course.history)
-            self._tell(course)
-            if self._on_score is not None:
-                self._on_score(course)
+    def hear(self, due: bool) -> None:
+        """The run has come further; if it is due, write a checkpoint."""
+        assert self.course is not None
+        if due:
+            self.checkpoints.write(self.course)
+        if len(self.course.history) > self._scored:
+            self._scored = len(self.course.history)
+            self._tell(self.course)
 
     def _tell(self, course: Course) -> None:
         values = values_of(course) if self._watching else {}
         for observer in self._watching:
             observer.score(course.history[-1].round, values)
 
-    def interrupted(self) -> None:
-        """Leave a checkpoint behind."""
-        if self.course is not None:
-            path = self._checkpoints.write(self.course)
-            self._say(f"interrupted; round {self.course.round} is kept in {path}")
+    def leave(self, error: BaseException) -> None:
+        """Something has ended the run before its time: leave a checkpoint behind, if one can."""
+        if self.course is None or self._finished or isinstance(error, DivergedError):
+            return
+        try:
+            path = self.checkpoints.write(self.course)
+        except OSError as problem:
+            self._say(f"no checkpoint could be written: {problem}")
+            return
+        self._say(f"interrupted; round {self.course.round} is kept in {path}")
 
     def finish(self, result: Result) -> None:
         """Write what came of it."""
         config, folder = self.recording.config, self.recording.folder
         written = rundir.finish(folder, result, config.resolved(), config.output.personal_models)
+        self._finished = True
         files = [folder / name for name in (rundir.CONFIG, rundir.ENVIRONMENT, *written)]
         for observer in self._watching:
             observer.end(values_of(result.course), files)
@@ -250,6 +296,10 @@ class _Clerk:
         """The run is over, one way or another."""
         for observer in self._watching:
             observer.close()
+
+
+def _naming(folder: Path, say: Say) -> Say:
+    return lambda line: say(f"{folder}: {line}")
 
 
 def _without_none(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A whole simulated run: rounds, scores on the way, and a result to hold."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from perfed.experiment.saved import named_outputs, scaled
 from perfed.methods import Method
 from perfed.objective import Model, Params, Sampling, Task
 from perfed.simulation import Engine, Network, Setup, State, Traffic, Vectorised, Weighting
-from perfed.simulation.engine import OnAllRuns, Recorded
+from perfed.simulation.engine import OnAllRuns
 
 # Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
 _BLOCK_SECONDS = 0.5
@@ -272,13 +272,13 @@ def run(
         spent: what time was spent on before.
     """
 
-    def tell(_: int, course: Course) -> None:
+    def tell(courses: dict[int, Course]) -> None:
         if on_course is not None:
-            on_course(course)
+            on_course(courses[0])
 
     (outcome,) = run_together(
-        [engine], rounds, eval_every, adapt_on, on_progress, [network], [course], tell,
-        keep_models, spent,
+        [engine], rounds, eval_every, adapt_on, on_progress, [network],
+        None if course is None else [course], tell, keep_models, spent,
     )  # fmt: skip
     if isinstance(outcome, DivergedError):
         raise outcome
@@ -292,12 +292,12 @@ def run_together(
     adapt_on: AdaptOn = "train",
     on_progress: Callable[[Progress], None] | None = None,
     networks: Sequence[Network | None] | None = None,
-    courses: Sequence[Course | None] | None = None,
-    on_course: Callable[[int, Course], None] | None = None,
+    courses: Sequence[Course] | None = None,
+    on_courses: Callable[[dict[int, Course]], None] | None = None,
     keep_models: bool = False,
     spent: dict[str, float] | None = None,
 ) -> list[Result | DivergedError]:
-    """Several runs at once, by one compiled program; one that diverges does not stop the others.
+    """Several runs at once, by the same programs; one that diverges does not stop the others.
 
     Args:
         engines: one a run. Several must be alike except for numbers (`Setup.alike`).
@@ -307,96 +307,94 @@ def run_together(
         on_progress: as for `run`; the loss is the mean over the runs.
         networks: one a run.
         courses: where each was left, all after as many rounds; None: from the beginning.
-        on_course: as for `run`, with the number of the run.
+        on_courses: as for `run`, with all runs that go on, by number.
         keep_models: as for `run`.
-        spent: as for `run`.
+        spent: as for `run`, by all of them; of this as of all time, each run has its share.
     """
     require_count("rounds", rounds)
     networks = networks or [None] * len(engines)
     for engine, network in zip(engines, networks, strict=True):
+        what = "runs can be computed together if they differ in nothing but numbers"
+        require(engines[0].setup.alike(engine.setup), "engines", engine.setup.method, what)
         if network is not None:
             network.check(engine.setup.federation.clients)
     if eval_every is not None:
         require_count("eval_every", eval_every)
-    crew = _Crew([Evaluator(engine, adapt_on, keep_models) for engine in engines])
-    begun = [course for course in courses or [] if course is not None]
-    watch = _Watch(begun[0] if begun else None, spent or {})
+    if courses is not None:
+        at_once = {course.round for course in courses}
+        require(len(at_once) == 1, "courses", sorted(at_once), "must all stand at one round")
+    evaluators = [Evaluator(engine, adapt_on, keep_models) for engine in engines]
+    crew, watch = _Crew(evaluators), _Watch(len(engines), courses, spent or {})
     failed: dict[int, DivergedError] = {}
+    going: dict[int, Course] = {}  # the others
 
-    def kept(outcomes: Sequence[_Kind | DivergedError]) -> dict[int, _Kind]:
+    def kept(outcomes: dict[int, _Kind | DivergedError]) -> dict[int, _Kind]:
         """What came of the runs that go on."""
-        for i, outcome in enumerate(outcomes):
+        good = {}
+        for i, outcome in outcomes.items():
             if isinstance(outcome, DivergedError):
-                failed.setdefault(i, outcome)
-        return {i: o for i, o in enumerate(outcomes) if not isinstance(o, DivergedError)}
+                failed[i] = outcome
+                going.pop(i, None)
+            else:
+                good[i] = outcome
+        return good
 
     def report() -> None:
-        going = {i: course for i, course in enumerate(now) if i not in failed}
         if on_progress is not None and going:
             losses = [c.history[-1].scores["personalized"].loss.mean() for c in going.values()]
-            on_progress(Progress(done(), rounds, float(np.mean(losses))))
-        if on_course is not None:
+            on_progress(Progress(at(), rounds, float(np.mean(losses))))
+        if on_courses is not None:
             with watch.timing("recording"):
-                for i, course in going.items():
-                    on_course(i, course)
+                on_courses(dict(going))
 
-    if begun:
-        now = list(begun)
+    def at() -> int:
+        return next(iter(going.values())).round
+
+    if courses is not None:
+        going.update(enumerate(courses))
     else:
-        states = [engine.start() for engine in engines]
+        states = {i: engine.start() for i, engine in enumerate(engines)}
         with watch.timing("scoring"):
             first = crew.score(states)
-        scored = kept(first)
-        now = [
-            Course(
-                state,
-                (scored[i],) if i in scored else (),
-                (engines[i].nothing_sent(),),
-                (watch.seconds,),
-                watch.parts,
-            )
-            for i, state in enumerate(states)
-        ]
-
-    def done() -> int:
-        return max(course.round for i, course in enumerate(now) if i not in failed)
-
-    if len(failed) < len(now):
-        report()
-    block = 1
-    while len(failed) < len(now) and (at := done()) < rounds:
-        stop = min(rounds, at - at % eval_every + eval_every) if eval_every else rounds
-        step = min(block, stop - at)
-        with watch.timing("compiling" if block == 1 else "rounds") as lasted:
-            advanced = crew.record([course.state for course in now], step)
+        for i, evaluation in kept(first).items():
+            nothing = engines[i].nothing_sent()
+            marks = (watch.seconds(i),)
+            going[i] = Course(states[i], (evaluation,), (nothing,), marks, watch.parts(i))
+    report()
+    block, compiled = 1, False
+    while going and (done := at()) < rounds:
+        stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
+        step = min(block, stop - done)
+        with watch.timing("rounds" if compiled else "compiling") as lasted:
+            advanced = crew.record({i: course.state for i, course in going.items()}, step)
         # The first block compiles, so it says little about the pace: grow from it with care.
         pace = lasted() / step
-        block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
-        # A run that has diverged stays where it was.
+        block, compiled = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block)), True
         for i, (state, sent) in kept(advanced).items():
-            now[i] = replace(now[i], state=state, sent=(*now[i].sent, sent), timing=watch.parts)
-        if at + step == stop:
+            # Models are those of the last scores only: by now they are of an earlier state.
+            history = (*going[i].history[:-1], replace(going[i].history[-1], models=None))
+            sent_so_far = (*going[i].sent, sent)
+            going[i] = Course(state, history, sent_so_far, going[i].marks, watch.parts(i))
+        if done + step == stop:
             with watch.timing("scoring"):
-                evaluations = crew.score([course.state for course in now])
-            for i, evaluation in kept(evaluations).items():
-                *before, last = now[i].history
-                history = (*before, replace(last, models=None), evaluation)
-                marks = (*now[i].marks, watch.seconds)
-                now[i] = replace(now[i], history=history, marks=marks, timing=watch.parts)
+                scored = crew.score({i: course.state for i, course in going.items()})
+            for i, evaluation in kept(scored).items():
+                going[i] = replace(
+                    going[i],
+                    history=(*going[i].history, evaluation),
+                    marks=(*going[i].marks, watch.seconds(i)),
+                    timing=watch.parts(i),
+                )
         report()
-    return [
-        failed.get(i)
-        or Result(
-            engine.setup.method,
-            rounds,
-            engine.setup.seed,
-            watch.seconds,
-            now[i],
-            crew.evaluators[i],
-            None if network is None else _round_seconds(network, engine.setup, now[i].traffic),
+
+    def result(i: int, course: Course) -> Result:
+        setup, network = engines[i].setup, networks[i]
+        lasted = None if network is None else _round_seconds(network, setup, course.traffic)
+        return Result(
+            setup.method, rounds, setup.seed, watch.seconds(i), course, evaluators[i], lasted
         )
-        for i, (engine, network) in enumerate(zip(engines, networks, strict=True))
-    ]
+
+    return [failed[i] if i in failed else result(i, going[i]) for i in range(len(engines))]
 
 
 _Kind = TypeVar("_Kind")
@@ -409,52 +407,57 @@ class _Crew:
 
     evaluators: Sequence[Evaluator]
 
-    def record(self, states: Sequence[State], rounds: int) -> Sequence[Recorded]:
-        outcomes = self._first.engine.record_all(self._setups, states, rounds)
+    def record(
+        self, states: dict[int, State], rounds: int
+    ) -> dict[int, tuple[State, Traffic] | DivergedError]:
+        engine = self.evaluators[0].engine
+        outcomes = engine.record_all(self._setups(states), list(states.values()), rounds)
         jax.block_until_ready([o for o in outcomes if not isinstance(o, DivergedError)])
-        return outcomes
+        return dict(zip(states, outcomes, strict=True))
 
-    def score(self, states: Sequence[State]) -> Sequence[Evaluation | DivergedError]:
-        found: list[Evaluation | DivergedError] = []
-        scored = self._score(self._setups, states, None)
-        for evaluator, state, own in zip(self.evaluators, states, scored, strict=True):
+    def score(self, states: dict[int, State]) -> dict[int, Evaluation | DivergedError]:
+        if not states:
+            return {}
+        found: dict[int, Evaluation | DivergedError] = {}
+        scored = self._score(self._setups(states), list(states.values()), None)
+        for (i, state), own in zip(states.items(), scored, strict=True):
             try:
-                found.append(evaluator.evaluation(int(state.round), own))
+                found[i] = self.evaluators[i].evaluation(int(state.round), own)
             except DivergedError as error:
-                found.append(error)
+                found[i] = error
         return found
 
-    @property
-    def _first(self) -> Evaluator:
-        return self.evaluators[0]
-
-    @property
-    def _setups(self) -> list[Setup]:
-        return [evaluator.engine.setup for evaluator in self.evaluators]
+    def _setups(self, of: Iterable[int]) -> list[Setup]:
+        return [self.evaluators[i].engine.setup for i in of]
 
     @cached_property
     def _score(self) -> OnAllRuns:
-        return self._first.engine.each_client_of_all(self._first.score)
+        first = self.evaluators[0]
+        return first.engine.each_client_of_all(first.score)
 
 
 @final
 class _Watch:
-    """How long a run has taken, in all its parts, and what it was spent on."""
+    """How long runs have taken, and what it was spent on; each has a like share of the time."""
 
-    def __init__(self, course: Course | None, spent: dict[str, float]) -> None:
-        before = 0.0 if course is None else course.marks[-1]
-        self._spent = {} if course is None else dict(course.timing)
-        for part, seconds in spent.items():
-            self._spent[part] = self._spent.get(part, 0.0) + seconds
-        self._begun = time.perf_counter() - before
+    def __init__(
+        self, runs: int, courses: Sequence[Course] | None, spent: dict[str, float]
+    ) -> None:
+        self._runs, self._spent = runs, dict(spent)
+        self._before = [(0.0, dict[str, float]())] * runs
+        if courses is not None:
+            self._before = [(course.marks[-1], course.timing) for course in courses]
+        self._begun = time.perf_counter()
 
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._begun
+    def seconds(self, run: int) -> float:
+        return self._before[run][0] + (time.perf_counter() - self._begun) / self._runs
 
-    @property
-    def parts(self) -> dict[str, float]:
-        return dict(self._spent)
+    def parts(self, run: int) -> dict[str, float]:
+        before = self._before[run][1]
+        return {
+            part: before.get(part, 0.0) + self._spent.get(part, 0.0) / self._runs
+            for part in {**before, **self._spent}
+        }
 
     @contextmanager
     def timing(self, part: str) -> Iterator[Callable[[], float]]:

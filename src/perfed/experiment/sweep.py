@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -81,7 +82,11 @@ def points(
     """
     base = overridden(read_toml(path), settings)
     axes = [_axis(text) for text in grid]
-    found = []
+    own_keys = {"validation": "--validation says it", "seed": "--seeds says how many there are"}
+    for key, instead in own_keys.items():
+        if key in base or any(axis[0].partition("=")[0].strip() == key for axis in axes):
+            raise ConfigError(f"{key}: a sweep sets it itself; leave it out ({instead})")
+    found: list[Point] = []
     files: Sequence[Path | None] = list(methods) or [None]
     for file in files:
         values = base if file is None else base | read_toml(file)
@@ -90,6 +95,10 @@ def points(
             whole = overridden(values, chosen)
             Config.checked(whole)
             found.append(Point(str(name), tuple(chosen), whole))
+    labels = [point.label for point in found]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"two points are both called {label}; name files or values apart")
     return found
 
 
@@ -180,13 +189,16 @@ class Sweep:
             mine = wanted[i * self.seeds : (i + 1) * self.seeds]
             lost = [failures[e.name] for e in mine if e.name in failures]
             scores = () if lost else tuple(self._score(entry.folder) for entry in mine)
+            if any(map(math.isnan, scores)):
+                lost, scores = [f"no client has a score on its {place} data"], ()
             found.append(Outcome(point, scores, lost[0] if lost else None, tested))
         return found
 
     def _score(self, folder: Path) -> float:
         summary = read_json(folder / rundir.SUMMARY)
         headline = next(iter(summary[self.kind]))
-        return float(summary[self.kind][headline]["mean"])
+        mean = summary[self.kind][headline]["mean"]
+        return math.nan if mean is None else float(mean)
 
 
 class Line(NamedTuple):
@@ -222,4 +234,8 @@ def lines(outcomes: Sequence[Outcome]) -> list[Line]:
 
 
 def _folder_name(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)[:120]
+    plain = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label.replace(", ", "_"))
+    if len(plain) <= 100 and plain == label.replace(", ", "_"):
+        return plain
+    # What was left out or replaced may be all that tells two points apart.
+    return f"{plain[:100]}-{sha256(label.encode()).hexdigest()[:8]}"

@@ -5,7 +5,7 @@ with prints and breakpoints.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
@@ -38,11 +38,18 @@ class Sequential(Engine):
 
     @cached_property
     def _take_turn(self) -> Any:
-        return jax.jit(self.setup.take_turn)
+        return self._compiled("take_turn")
 
     @cached_property
     def _broadcast(self) -> Any:
-        return jax.jit(self.setup.broadcast)
+        return self._compiled("broadcast")
+
+    def _compiled(self, name: str) -> Any:
+        @jax.jit
+        def function(numbers: Numbers, *arguments: Any) -> Any:
+            return getattr(self.setup.with_numbers(numbers), name)(*arguments)
+
+        return function
 
     def start(self) -> State:
         """The state before the first round."""
@@ -54,25 +61,26 @@ class Sequential(Engine):
         """One run after another."""
         outcomes: list[Recorded] = []
         for setup, state in zip(setups, states, strict=True):
-            own = self if setup is self.setup else replace(self, setup=setup)
             try:
-                outcomes.append(own._rounds(state, rounds))
+                outcomes.append(self._rounds(setup, state, rounds))
             except DivergedError as error:
                 outcomes.append(error)
         return outcomes
 
-    def _rounds(self, state: State, rounds: int) -> tuple[State, Traffic]:
+    def _rounds(self, setup: Setup, state: State, rounds: int) -> tuple[State, Traffic]:
         """So many rounds, one client at a time."""
-        log = []
+        log, numbers = [], setup.numbers()
         for _ in range(rounds):
             kept, uplink = state.kept, []
             total: Any = None
             culprits = []
-            cohort = self.setup.pick_cohort(state.round)
-            w, downlink = self._broadcast(state.w, state.round)
+            cohort = setup.pick_cohort(state.round)
+            w, downlink = self._broadcast(numbers, state.w, state.round)
             for client in cohort:
                 own = kept_by(client, state.kept)
-                given: Contribution = self._take_turn(self._world, w, own, state.round, client)
+                given: Contribution = self._take_turn(
+                    numbers, self._world, w, own, state.round, client
+                )
                 uplink.append(int(given.bytes))
                 culprits += [] if given.finite else [int(client)]
                 part = jax.tree.map(
@@ -82,8 +90,8 @@ class Sequential(Engine):
                 total = part if total is None else jax.tree.map(jnp.add, total, part)
                 kept = jax.tree.map(lambda all, new, i=client: all.at[i].set(new), kept, given.kept)
             if culprits:
-                raise self.setup.diverged(int(state.round), min(culprits))
-            state = self.setup.close_round(state, total, kept)
+                raise setup.diverged(int(state.round), min(culprits))
+            state = setup.close_round(state, total, kept)
             log.append((cohort, uplink, downlink))
         if not log:
             return state, self.nothing_sent()

@@ -40,8 +40,8 @@ _LOG = 256
 EVERYWHERE = PartitionSpec()
 SHARED_OUT = PartitionSpec(AXIS)
 
-# Of all runs that are computed at once, clients may keep so many bytes in all.
-_BYTES_KEPT = 4 * 2**30
+# Of all runs that are computed at once, clients may keep so many bytes in all, models included.
+_BYTES_OF_RUNS = 4 * 2**30
 
 # On a CPU, runs of models with fewer parameters are faster side by side (measured: a third with
 # 610, nothing with 8,000).
@@ -98,13 +98,13 @@ class Vectorised(Engine):
     def _side_by_side(
         self, setups: Sequence[Setup], states: Sequence[State], rounds: int
     ) -> list[Recorded]:
-        numbers, state = _stacked([setup.numbers() for setup in setups]), _stacked(states)
+        numbers, states = [setup.numbers() for setup in setups], list(states)
         nobody, cohort = self.setup.federation.clients, self.setup.cohort
         culprit = np.full(len(setups), nobody)
         parts = [[self.nothing_sent()] for _ in setups]
         for done in range(0, rounds, _LOG):
             count = min(_LOG, rounds - done)
-            state, lost, log = self._block(numbers, self._world, state, jnp.int32(count))
+            states, lost, log = self._block(numbers, self._world, states, jnp.int32(count))
             culprit = np.asarray(lost)
             if (culprit < nobody).all():
                 break
@@ -115,9 +115,7 @@ class Vectorised(Engine):
             (own, Traffic.joined(part))
             if client == nobody
             else setup.diverged(int(own.round), int(client))
-            for setup, own, part, client in zip(
-                setups, _unstacked(state), parts, culprit, strict=True
-            )
+            for setup, own, part, client in zip(setups, states, parts, culprit, strict=True)
         ]
 
     def _batches(
@@ -127,28 +125,37 @@ class Vectorised(Engine):
 
         An accelerator has room for more than one; so have a CPU's cores if what they do is small.
         """
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(self.setup.model_shape()))
-        on_cpu = self._mesh.devices.ravel()[0].platform == "cpu"
-        kept = sum(leaf.nbytes for leaf in jax.tree.leaves(states[0].kept))
-        fitting = 1 if on_cpu and parameters >= _SMALL else max(1, _BYTES_KEPT // max(kept, 1))
-        batches = ceil(len(setups) / fitting)
-        size = ceil(len(setups) / batches)  # all alike: each other size is another program
+        size = min(self._room(states[0]), len(setups))
         for i in range(0, len(setups), size):
             yield setups[i : i + size], states[i : i + size]
+
+    def _room(self, state: State) -> int:
+        """How many runs are computed side by side."""
+        parameters = int(sum(leaf.size for leaf in jax.tree.leaves(state.w)))
+        on_cpu = self._mesh.devices.ravel()[0].platform == "cpu"
+        if on_cpu and parameters >= _SMALL:
+            return 1
+        kept = int(sum(leaf.nbytes for leaf in jax.tree.leaves(state.kept)))
+        # Personal models, and the ones before them.
+        models = 2 * self.setup.federation.clients * self._model_bytes
+        return max(1, min(_BYTES_OF_RUNS // (kept + models), self._at_once))
 
     @cached_property
     def _block(self) -> Any:
         nobody = self.setup.federation.clients
 
-        def block(numbers: Numbers, world: World, state: State, count: Int[Array, ""]) -> _Progress:
-            runs = len(state.round)
+        def block(
+            numbers: Sequence[Numbers], world: World, states: Sequence[State], count: Array
+        ) -> tuple[list[State], Array, tuple[Array, Array, Array]]:
+            runs = len(states)
             seats = self._layout(self.setup.cohort, runs)[1] * self._mesh.size
             empty = (
                 jnp.zeros((runs, _LOG, seats), jnp.int32),
                 jnp.zeros((runs, _LOG, seats), jnp.int32),
                 jnp.zeros((runs, _LOG), jnp.int32),
             )
-            first = (state, jnp.full(runs, nobody, jnp.int32), empty)
+            first = (_stacked(states), jnp.full(runs, nobody, jnp.int32), empty)
+            of_all = _stacked(numbers)
 
             def one_round(numbers: Numbers, state: State) -> _Progress:
                 return self._round(self.setup.with_numbers(numbers), world, state, runs)
@@ -162,11 +169,14 @@ class Vectorised(Engine):
             ) -> tuple[Int[Array, ""], _Progress]:
                 done, (state, _, log) = carry
                 # A run that has diverged stands still, and does so again while others go on.
-                after, culprit, traffic = _in_each_run(one_round, runs)(numbers, state)
+                after, culprit, traffic = _in_each_run(one_round, runs)(of_all, state)
                 log = jax.tree.map(lambda all, new: all.at[:, done].set(new), log, traffic)
                 return done + 1, (after, culprit, log)
 
-            return jax.lax.while_loop(going_on, next_round, (jnp.int32(0), first))[1]
+            _, (state, culprit, log) = jax.lax.while_loop(
+                going_on, next_round, (jnp.int32(0), first)
+            )
+            return _unstacked(state), culprit, log
 
         return self._on_devices(block, (EVERYWHERE,) * 4, EVERYWHERE)
 
@@ -223,9 +233,12 @@ class Vectorised(Engine):
         """All clients in parallel, dealt to the devices so that each has as much to do."""
 
         def share(
-            numbers: Numbers, world: World, state: State, clients: Int[Array, " seats"]
-        ) -> Any:
-            runs = len(state.round)
+            numbers: Sequence[Numbers],
+            world: World,
+            states: Sequence[State],
+            clients: Int[Array, " seats"],
+        ) -> list[Any]:
+            runs = len(states)
             chunk, _ = self._layout(len(clients) * self._mesh.size, runs)
 
             def one(numbers: Numbers, state: State, client: Int[Array, ""]) -> Any:
@@ -238,8 +251,7 @@ class Vectorised(Engine):
                 results = jax.lax.map(jax.vmap(some), clients.reshape(-1, chunk))
                 return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
 
-            results = _in_each_run(of_run, runs)(numbers, state)
-            return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), results)  # clients first
+            return _unstacked(_in_each_run(of_run, runs)(_stacked(numbers), _stacked(states)))
 
         shared_out = (EVERYWHERE, EVERYWHERE, EVERYWHERE, SHARED_OUT)
         compiled = self._on_devices(share, shared_out, SHARED_OUT)
@@ -258,28 +270,35 @@ class Vectorised(Engine):
         def side_by_side(
             setups: Sequence[Setup], states: Sequence[State], chosen: Int[np.ndarray, " clients"]
         ) -> list[Any]:
-            numbers, state = _stacked([setup.numbers() for setup in setups]), _stacked(states)
+            numbers = [setup.numbers() for setup in setups]
             _, seats = self._layout(len(chosen), len(setups))
             all_seats = seats * self._mesh.size
             # By size, so that clients of one chunk take about as long; dealt like cards.
             order = np.argsort(sizes[chosen], kind="stable")
             dealt = np.resize(order, all_seats).reshape(seats, self._mesh.size).T.ravel()
-            results = compiled(numbers, self._world, state, jnp.asarray(chosen[dealt]))
+            results = compiled(numbers, self._world, list(states), jnp.asarray(chosen[dealt]))
             seat = np.empty(len(chosen), int)
             seat[dealt] = np.arange(all_seats)
-            return [
-                jax.tree.map(lambda leaf, i=i: leaf[seat, i], results) for i in range(len(setups))
-            ]
+            return [jax.tree.map(lambda leaf: leaf[seat], own) for own in results]
 
         return run
+
+    @property
+    def _model_bytes(self) -> int:
+        leaves = jax.tree.leaves(self.setup.model_shape())
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+    @property
+    def _at_once(self) -> int:
+        """How many clients a device takes at once, of all runs together."""
+        block = BLOCK * 4 * prod(self.setup.federation.example_shape)
+        fitting = _BYTES_AT_ONCE // (_COPIES * self._model_bytes + 2 * block)
+        return self.chunk or max(1, fitting)
 
     def _layout(self, clients: int, runs: int) -> tuple[int, int]:
         """How many of so many clients a device takes at once, and how many seats it has in all."""
         share = ceil(clients / self._mesh.size)
-        leaves = jax.tree.leaves(self.setup.model_shape())
-        model = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        block = BLOCK * 4 * prod(self.setup.federation.example_shape)
-        limit = self.chunk or max(1, _BYTES_AT_ONCE // (_COPIES * model + 2 * block) // runs)
+        limit = max(1, self._at_once // runs)
         chunks = ceil(share / limit)
         chunk = ceil(share / chunks)
         return chunk, chunk * chunks
