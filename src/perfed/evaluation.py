@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, final, get_args
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from perfed.data import FlatExamples
 from perfed.errors import DivergedError, require, require_choice
 from perfed.objective import Measure, Params
 from perfed.randomness import Purpose, fold
@@ -20,7 +21,7 @@ Values = Float[np.ndarray, " clients"]
 
 
 # Of these, less is better.
-ERRORS = ("loss", "rmse")
+ERRORS = ("loss", "rmse", "train_loss", "train_rmse")
 
 
 class Summary(NamedTuple):
@@ -67,8 +68,9 @@ class Scores:
 
     Attributes:
         values: every client's score, by name; the first name is the headline. `accuracy` and `loss`
-            for classes; `r2`, `rmse` (in the targets' own unit) and `loss` for a regression.
-        sizes: how many examples they are means of.
+            for classes; `r2`, `rmse` (in the targets' own unit) and `loss` for a regression. The
+            same with `train_` before it, where training data were scored.
+        sizes: how many held-out examples there are.
     """
 
     values: dict[str, Values]
@@ -111,11 +113,13 @@ class Scored(NamedTuple):
     Attributes:
         common: of the global model.
         own: of its own.
+        training: of both on its training data, where it was asked for.
         models: its own model, where it was asked for.
     """
 
     common: Measure
     own: Measure
+    training: tuple[Measure, Measure] | None
     models: Params | None
 
 
@@ -129,11 +133,14 @@ class Evaluator:
         adapt_on: the data that personal models are made from. `train` is the honest choice; `test`
             adapts on the very data that is scored, which is the protocol of Per-FedAvg's Table 1.
         keep_models: whether evaluations hold the personal models that they scored.
+        training: whether training data are scored too (`train_loss`, ...): all of them, which is
+            as much work again, or several times that.
     """
 
     engine: Engine
     adapt_on: AdaptOn = "train"
     keep_models: bool = False
+    training: bool = False
 
     def __post_init__(self) -> None:
         require_choice("adapt_on", self.adapt_on, get_args(AdaptOn))
@@ -144,26 +151,32 @@ class Evaluator:
 
     def evaluation(self, round: int, scored: Scored) -> Evaluation:
         """What clients' measures, stacked in their order, come to."""
-        setup, scores = self.engine.setup, {}
-        names, sizes = setup.federation.names, np.asarray(setup.federation.test.size)
-        for kind, measure in zip(get_args(ModelKind), scored[:2], strict=True):
-            loss, score = (np.asarray(part, np.float64) for part in measure)
-            lost = np.flatnonzero(~np.isfinite(loss))
-            if len(lost):
-                raise DivergedError(
-                    f"{setup.method.name} diverged: after {round} rounds the {kind} "
-                    f"model's loss on client {names[lost[0]]} is not finite. {HINT}"
-                )
-            scores[kind] = Scores(self._named(score) | {"loss": loss}, sizes)
+        federation, scores = self.engine.setup.federation, {}
+        sizes = np.asarray(federation.test.size)
+        for i, kind in enumerate(get_args(ModelKind)):
+            values = self._named(round, kind, (scored.common, scored.own)[i], federation.test)
+            if scored.training is not None:
+                trained = self._named(round, kind, scored.training[i], federation.train)
+                values |= {f"train_{name}": value for name, value in trained.items()}
+            scores[kind] = Scores(values, sizes)
         return Evaluation(round, scores, scored.models)
 
-    def _named(self, score: Values) -> dict[str, Values]:
-        federation = self.engine.setup.federation
+    def _named(
+        self, round: int, kind: ModelKind, measure: Measure, rows: FlatExamples
+    ) -> dict[str, Values]:
+        setup = self.engine.setup
+        federation = setup.federation
+        loss, score = (np.asarray(part, np.float64) for part in measure)
+        lost = np.flatnonzero(~np.isfinite(loss))
+        if len(lost):
+            raise DivergedError(
+                f"{setup.method.name} diverged: after {round} rounds the {kind} "
+                f"model's loss on client {federation.names[lost[0]]} is not finite. {HINT}"
+            )
         if federation.labels is not None:
-            return scores_of(score)
-        test = federation.test
-        targets = [test.client(i)[1] for i in range(federation.clients)]
-        return scores_of(score, targets, federation.target[1])
+            return scores_of(score) | {"loss": loss}
+        targets = [rows.client(i)[1] for i in range(federation.clients)]
+        return scores_of(score, targets, federation.target[1]) | {"loss": loss}
 
     def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
         """The clients' own models, stacked in the order asked for (None: all clients)."""
@@ -192,7 +205,12 @@ class Evaluator:
         """One client's measures under both models; a `ClientFunction`."""
         own = self.personal_model(setup, world, w, kept, round, client)
         test = setup.objective(world.test, client)
-        return Scored(test.measure(w), test.measure(own), own if self.keep_models else None)
+        training = None
+        if self.training:
+            train = setup.objective(world.train, client)
+            training = (train.measure(w), train.measure(own))
+        models = own if self.keep_models else None
+        return Scored(test.measure(w), test.measure(own), training, models)
 
     def personal_model(
         self,
@@ -207,6 +225,11 @@ class Evaluator:
         own_data = setup.objective(world.train if self.adapt_on == "train" else world.test, client)
         key = fold(setup.seed, Purpose.PERSONALISE, round, client)
         return setup.method.personalise(own_data, w, kept.memory, setup.turn(round), key)
+
+
+def score_order(name: str) -> tuple[bool, bool, str]:
+    """A key to sort names of scores by: held-out before training data, losses last."""
+    return (name.startswith("train_"), name.endswith("loss"), name)
 
 
 def scores_of(

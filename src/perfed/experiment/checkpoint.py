@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from perfed.errors import ConfigError, DataError, require, require_count
-from perfed.evaluation import Evaluation, Scores
+from perfed.evaluation import Evaluation, Scores, score_order
 from perfed.experiment.files import write_whole
 from perfed.experiment.simulate import Course
 from perfed.simulation import State, Traffic
@@ -184,10 +184,9 @@ def _unpacked(path: Path, like: State, config: dict[str, Any]) -> Course:
     return Course(state, history, (traffic,), tuple(facts["marks"]), facts["timing"])
 
 
-def _headline_first(item: tuple[str, Any]) -> tuple[int, str]:
-    """Names of scores in the order in which they are shown: the loss is last."""
-    name = item[0].rsplit(".", 1)[-1]
-    return (name == "loss", name)
+def _headline_first(item: tuple[str, Any]) -> tuple[bool, bool, str]:
+    """Names of scores in the order in which they are shown (`score_order`)."""
+    return score_order(item[0].rsplit(".", 1)[-1])
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:

@@ -81,6 +81,7 @@ class Config(DataPart):
     rounds: int = Field(default=100, ge=1)
     cohort: int = Field(default=10, ge=1)
     eval_every: int | None = Field(default=None, ge=1)
+    score_training: bool = False
     adapt_on: AdaptOn = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
@@ -206,7 +207,10 @@ class Config(DataPart):
     def run(self, engine: Engine, on_progress: Callable[[Progress], None] | None = None) -> Result:
         """The whole run on its engine."""
         network = self.network_of(engine)
-        return run(engine, self.rounds, self.scored_every, self.adapt_on, on_progress, network)
+        return run(
+            engine, self.rounds, self.scored_every, self.adapt_on, on_progress, network,
+            score_training=self.score_training,
+        )  # fmt: skip
 
     def resolved(self) -> dict[str, Any]:
         """Every setting, defaults included, and what a recipe stands for."""

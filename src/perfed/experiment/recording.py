@@ -74,7 +74,7 @@ class Recording:
             raise ConfigError(f"{folder} is no folder of a run: there is no {rundir.CONFIG}")
         if (folder / rundir.SUMMARY).exists():
             raise ConfigError(f"{folder}: this run is finished; its results are all there")
-        config = config or Config.checked(_without_none(read_json(folder / rundir.CONFIG)))
+        config = config or recorded_config(folder)
         recording = cls._built(config, folder, federation)
         before = read_json(folder / rundir.ENVIRONMENT)["data_sha256"]
         if rundir.data_checksum(recording.engine.setup.federation) != before:
@@ -191,6 +191,7 @@ def _record_together(
             hear,
             config.output.personal_models != "none",
             {"data": sum(clerk.recording.data_seconds for clerk in clerks)},
+            config.score_training,
         )
         for clerk, outcome in zip(clerks, outcomes, strict=True):
             if isinstance(outcome, Result):
@@ -242,7 +243,7 @@ class _Clerk:
         terms = [
             (
                 r.config.rounds, r.config.eval_every, r.config.adapt_on, r.config.engine,
-                r.config.output.personal_models,
+                r.config.output.personal_models, r.config.score_training,
             )
             for r in (mine, its)
         ]  # fmt: skip
@@ -300,6 +301,11 @@ class _Clerk:
 
 def _naming(folder: Path, say: Say) -> Say:
     return lambda line: say(f"{folder}: {line}")
+
+
+def recorded_config(folder: Path) -> Config:
+    """The configuration of a run, from its folder."""
+    return Config.checked(_without_none(read_json(folder / rundir.CONFIG)))
 
 
 def _without_none(value: Any) -> Any:

@@ -35,6 +35,7 @@ from safetensors.numpy import load_file, save
 from perfed.data import Federation
 from perfed.data.describe import Description
 from perfed.errors import ConfigError, DataError
+from perfed.evaluation import score_order
 from perfed.experiment.files import write_whole
 from perfed.experiment.observers import forget
 from perfed.experiment.saved import named_leaves, saved_model
@@ -277,7 +278,7 @@ def read_run(path: Path) -> Recorded:
     scores = {
         kind: {
             name: values[name][by_client & (values["kind"] == kind)].reshape(len(rounds), -1)
-            for name in sorted(known, key=lambda name: (name == "loss", name))
+            for name in sorted(known, key=score_order)
         }
         for kind in ("global", "personalized")
     }

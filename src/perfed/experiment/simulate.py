@@ -255,6 +255,7 @@ def run(
     on_course: Callable[[Course], None] | None = None,
     keep_models: bool = False,
     spent: dict[str, float] | None = None,
+    score_training: bool = False,
 ) -> Result:
     """Train on a given engine and score every client, as `simulate` does.
 
@@ -270,6 +271,7 @@ def run(
             interrupted, is where the run can be taken up.
         keep_models: whether the last evaluation is to hold the personal models that it scored.
         spent: what time was spent on before.
+        score_training: whether training data are scored too.
     """
 
     def tell(courses: dict[int, Course]) -> None:
@@ -279,6 +281,7 @@ def run(
     (outcome,) = run_together(
         [engine], rounds, eval_every, adapt_on, on_progress, [network],
         None if course is None else [course], tell, keep_models, spent,
+        score_training,
     )  # fmt: skip
     if isinstance(outcome, DivergedError):
         raise outcome
@@ -296,6 +299,7 @@ def run_together(
     on_courses: Callable[[dict[int, Course]], None] | None = None,
     keep_models: bool = False,
     spent: dict[str, float] | None = None,
+    score_training: bool = False,
 ) -> list[Result | DivergedError]:
     """Several runs at once, by the same programs; one that diverges does not stop the others.
 
@@ -310,6 +314,7 @@ def run_together(
         on_courses: as for `run`, with all runs that go on, by number.
         keep_models: as for `run`.
         spent: as for `run`, by all of them; of this as of all time, each run has its share.
+        score_training: as for `run`.
     """
     require_count("rounds", rounds)
     networks = networks or [None] * len(engines)
@@ -323,7 +328,7 @@ def run_together(
     if courses is not None:
         at_once = {course.round for course in courses}
         require(len(at_once) == 1, "courses", sorted(at_once), "must all stand at one round")
-    evaluators = [Evaluator(engine, adapt_on, keep_models) for engine in engines]
+    evaluators = [Evaluator(e, adapt_on, keep_models, score_training) for e in engines]
     crew, watch = _Crew(evaluators), _Watch(len(engines), courses, spent or {})
     failed: dict[int, DivergedError] = {}
     going: dict[int, Course] = {}  # the others

@@ -16,7 +16,11 @@ from perfed.experiment.statistics import Spread, over_seeds
 
 KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 KIND_NAMES: dict[str, str] = {"global": "Global", "personalized": "Personalised"}
-SCORE_NAMES = {"accuracy": "Accuracy", "r2": "R²", "rmse": "RMSE", "loss": "Loss"}
+SCORE_NAMES = {
+    "accuracy": "Accuracy", "r2": "R²", "rmse": "RMSE", "loss": "Loss",
+    "train_accuracy": "Training accuracy", "train_r2": "Training R²",
+    "train_rmse": "Training RMSE", "train_loss": "Training loss",
+}  # fmt: skip
 
 # What a curve can be drawn against, in this order; only "round" and those recorded are offered.
 AXIS_NAMES = {
@@ -281,17 +285,18 @@ def axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
 
 def score_name(score: str) -> str:
     """What a score is called, with its unit."""
-    return "Accuracy (%)" if score == "accuracy" else SCORE_NAMES.get(score, score)
+    name = SCORE_NAMES.get(score, score)
+    return f"{name} (%)" if score.endswith("accuracy") else name
 
 
 def score_word(score: str) -> str:
     """What a score is called within a sentence."""
-    return "accuracy" if score == "accuracy" else score_name(score)
+    return SCORE_NAMES[score].lower() if score.endswith("accuracy") else score_name(score)
 
 
 def score_scale(score: str) -> float:
     """What a score is multiplied by to be shown."""
-    return 100.0 if score == "accuracy" else 1.0
+    return 100.0 if score.endswith("accuracy") else 1.0
 
 
 def count_line(gain: Gain, score: str) -> str:

@@ -33,7 +33,9 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
     scores = groups[0].scores
     return {
         "axes": [{"key": key, "name": name} for key, (name, _) in known.items()],
-        "scores": [{"key": s, "name": score_name(s), "percent": s == "accuracy"} for s in scores],
+        "scores": [
+            {"key": s, "name": score_name(s), "percent": s.endswith("accuracy")} for s in scores
+        ],
         "statistics": {s: list(statistics(s)) for s in scores},
         "groups": [
             {

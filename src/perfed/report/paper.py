@@ -29,14 +29,14 @@ from perfed.report.groups import (
 from perfed.report.headline import Cell, Headline, caption, headline
 
 # Told apart by colour-blind eyes; markers say the same without colour.
-_COLOURS = ("#0072b2", "#c84a00", "#007a5a", "#a0327f", "#806400", "#5a4fcf", "#5a6270")
-_MARKERS = "osD^Pv*"
+COLOURS = ("#0072b2", "#c84a00", "#007a5a", "#a0327f", "#806400", "#5a4fcf", "#5a6270")
+MARKERS = "osD^Pv*"
 _FORMATS = ("png", "svg", "pdf")
 
 # One column of a two-column paper, and the whole width, in inches.
 _COLUMN, _WIDE = 3.3, 6.9
 
-_STYLE: dict[RcKeyType, Any] = {
+STYLE: dict[RcKeyType, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,7 +47,7 @@ _STYLE: dict[RcKeyType, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "perfed",  # the same runs give the same file
 }
-_DATELESS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+DATELESS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def write_figures(
@@ -82,7 +82,7 @@ def write_figures(
     drawings["clients"] = partial(_clients, groups)
     drawings["gain"] = partial(_gain, groups)
     written = []
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
         # A script the font lacks shows as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         for name, drawing in drawings.items():
@@ -90,7 +90,7 @@ def write_figures(
                 figure = drawing(column)
                 for form in formats:
                     path = folder / f"{name}{'-column' * column}.{form}"
-                    figure.savefig(path, dpi=300, metadata=_DATELESS.get(form))
+                    figure.savefig(path, dpi=300, metadata=DATELESS.get(form))
                     written.append(path)
     return tuple(written)
 
@@ -210,7 +210,7 @@ def _curves(groups: Sequence[Group], score: str, axis: str, column: bool) -> Fig
             panel.plot(x / scale, mean, markevery=every, **line)
             if group.seeds > 1:
                 low, high = mean - half, mean + half
-                if score == "accuracy":  # which ends there
+                if score.endswith("accuracy"):  # which ends there
                     low, high = np.clip(low, 0, 100), np.clip(high, 0, 100)
                 panel.fill_between(
                     x / scale, low, high, color=line["color"], alpha=0.16, linewidth=0
@@ -282,11 +282,11 @@ def _gain(groups: Sequence[Group], column: bool) -> Figure:
 
 def _look(i: int) -> dict[str, Any]:
     return {
-        "color": _COLOURS[i % len(_COLOURS)],
-        "marker": _MARKERS[i % len(_MARKERS)],
+        "color": COLOURS[i % len(COLOURS)],
+        "marker": MARKERS[i % len(MARKERS)],
         "markersize": 3.5,
         "linewidth": 1.3,
-        "linestyle": ("-", "--", ":", "-.")[i // len(_COLOURS) % 4],
+        "linestyle": ("-", "--", ":", "-.")[i // len(COLOURS) % 4],
     }
 
 

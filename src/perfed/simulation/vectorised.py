@@ -279,7 +279,10 @@ class Vectorised(Engine):
             results = compiled(numbers, self._world, list(states), jnp.asarray(chosen[dealt]))
             seat = np.empty(len(chosen), int)
             seat[dealt] = np.arange(all_seats)
-            return [jax.tree.map(lambda leaf: leaf[seat], own) for own in results]
+            # Put in order on the host: on the devices every leaf would be another program that
+            # they have to meet in, and two such programs at once may wait for each other for ever.
+            ordered: list[Any] = jax.tree.map(lambda leaf: leaf[seat], jax.device_get(results))
+            return ordered
 
         return run
 

@@ -1,0 +1,223 @@
+"""A table or figure of a paper, as a file says it: what is run, and what the paper prints.
+
+A file has a `[base]` like a run's configuration, `[[row]]`s (of a table, or the plots of a figure)
+and `[[method]]`s (of every row, or a row's own), each with settings on top of it. A `[[column]]`
+(or a curve) is a score of a method's runs; several columns may show one method.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, final
+
+from perfed.errors import ConfigError, require_choice
+from perfed.evaluation import AdaptOn, ModelKind
+from perfed.experiment.config import Config, overridden
+from perfed.experiment.entries import Entry
+
+Take = Literal["last", "best"]
+X = Literal["round", "simulated_seconds", "uplink_bytes"]
+
+
+class Printed(NamedTuple):
+    """A number of the paper, with half of its interval where there is one."""
+
+    value: float
+    half: float | None
+
+
+class Protocol(NamedTuple):
+    """A way to score the same runs.
+
+    Attributes:
+        name: what it is called.
+        adapt_on: the data that personal models are made from.
+        take: the last round's score, or the best of the scored ones.
+        printed: whether it is the paper's, with which its numbers are to be compared.
+    """
+
+    name: str
+    adapt_on: AdaptOn | None
+    take: Take
+    printed: bool
+
+
+class Column(NamedTuple):
+    """What is shown of a method's runs.
+
+    Attributes:
+        name: its heading, or the curve's name.
+        method: whose runs.
+        kind: which models.
+        printed: the paper's numbers, by row.
+    """
+
+    name: str
+    method: str
+    kind: ModelKind
+    printed: dict[str, Printed]
+
+
+class Row(NamedTuple):
+    """A row of a table, or a plot of a figure.
+
+    Attributes:
+        name: its heading.
+        runs: the settings of each method's runs, by method.
+        columns: what is shown of them.
+    """
+
+    name: str
+    runs: dict[str, dict[str, Any]]
+    columns: tuple[Column, ...]
+
+
+class Claim(NamedTuple):
+    """Something the paper's text says: one column is ahead of others.
+
+    Attributes:
+        text: in words.
+        row: where; "" means in every row.
+        ahead: the column that is ahead.
+        of: the others.
+    """
+
+    text: str
+    row: str
+    ahead: str
+    of: tuple[str, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Reproduction:
+    """A table or figure of a paper.
+
+    Attributes:
+        name: what the command calls it.
+        title: what it is.
+        paper: where it is from.
+        choices: what the paper leaves open, and what was chosen.
+        score: the score that is shown, in a figure one or several.
+        statistic: over clients.
+        x: what a figure is drawn against; None: it is a table.
+        log_y: whether a figure's other axis is logarithmic.
+        seeds: how many seeds, unless one asks otherwise.
+        protocols: the ways it is scored; the first is the paper's.
+        rows: rows or plots.
+        claims: what the paper's text says.
+        quick: whether this is the small version.
+    """
+
+    name: str
+    title: str
+    paper: str
+    choices: str
+    score: tuple[str, ...]
+    statistic: str
+    x: X | None
+    log_y: bool
+    seeds: int
+    protocols: tuple[Protocol, ...]
+    rows: tuple[Row, ...]
+    claims: tuple[Claim, ...]
+    quick: bool
+
+    @classmethod
+    def read(cls, name: str, quick: bool = False) -> Self:
+        """One of those that come with the package."""
+        require_choice("NAME", name, names())
+        text = files("perfed.papers").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        return cls.of(name, tomllib.loads(text), quick)
+
+    @classmethod
+    def of(cls, name: str, values: dict[str, Any], quick: bool) -> Self:
+        """What a file says."""
+        small = values.get("quick", {}) if quick else {}
+        wanted = small.get("rows")
+        rows = [
+            _row(row, values, small.get("settings", []))
+            for row in values["row"]
+            if wanted is None or row["name"] in wanted
+        ]
+        title = values["title"]
+        if quick:
+            title += f" (quick: {small['says']})"
+        protocols = values.get("protocol", [{"name": "", "printed": True}])
+        shown = {row.name for row in rows}
+        claims = [
+            Claim(c["text"], c.get("row", ""), c["ahead"], tuple(c["of"]))
+            for c in values.get("claim", [])
+            if c.get("row", "") in {"", *shown} and not (quick and c.get("full_only", False))
+        ]
+        return cls(
+            name,
+            title,
+            values["paper"],
+            values["choices"].strip(),
+            tuple(values["score"]),
+            values.get("statistic", "mean"),
+            values.get("x"),
+            values.get("log_y", False),
+            small.get("seeds", values.get("seeds", 5)),
+            tuple(
+                Protocol(
+                    p["name"], p.get("adapt_on"), p.get("take", "last"), p.get("printed", False)
+                )
+                for p in protocols
+            ),
+            tuple(rows),
+            tuple(claims),
+            quick,
+        )
+
+    def entries(self, seeds: int, folder: Path, settings: Sequence[str] = ()) -> list[Entry]:
+        """All runs."""
+        found = []
+        for row in self.rows:
+            for (method, values), seed in product(row.runs.items(), range(seeds)):
+                whole = overridden(values, settings) | {"seed": seed}
+                Config.checked(whole)
+                at = self.place(folder, row.name, method, seed)
+                found.append(Entry(f"{row.name}: {method} (seed {seed})", at, whole))
+        return found
+
+    def place(self, folder: Path, row: str, method: str, seed: int) -> Path:
+        """Where a run is recorded."""
+        return folder / "runs" / _file_name(row) / _file_name(method) / f"seed-{seed}"
+
+
+def names() -> list[str]:
+    """Those that come with the package."""
+    found = [path.name for path in files("perfed.papers").iterdir()]
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+
+
+def _row(row: dict[str, Any], values: dict[str, Any], quick: Sequence[str]) -> Row:
+    methods = row.get("method", values.get("method", []))
+    columns = row.get("column", values.get("column", []))
+    runs = {}
+    for method in methods:
+        own = method.get("row", {}).get(row["name"], [])
+        settings = [*row.get("settings", []), *method.get("settings", []), *own]
+        # A table of runs keeps no personal models: there would be gigabytes of them.
+        kept = ["output.personal_models=none"]
+        runs[method["name"]] = overridden(values["base"], [*settings, *kept, *quick])
+    shown = []
+    for column in columns or [{"name": m["name"], "method": m["name"]} for m in methods]:
+        printed = {
+            at: Printed(float(pair[0]), float(pair[1]) if len(pair) > 1 else None)
+            for at, pair in column.get("printed", {}).items()
+        }
+        kind = column.get("kind", values.get("kind", "personalized"))
+        if column["method"] not in runs:
+            raise ConfigError(f"column {column['name']}: there is no method {column['method']}")
+        shown.append(Column(column["name"], column["method"], kind, printed))
+    return Row(row["name"], runs, tuple(shown))
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in text)

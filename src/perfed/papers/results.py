@@ -1,0 +1,265 @@
+"""What a reproduction comes to: cells beside the printed ones, curves, and whether claims hold."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfed.data import Federation
+from perfed.errors import ConfigError
+from perfed.evaluation import ERRORS, Evaluator
+from perfed.experiment.adapt import load_model
+from perfed.experiment.config import Config
+from perfed.experiment.entries import record_entries
+from perfed.experiment.files import read_json, write_whole
+from perfed.experiment.recording import recorded_config
+from perfed.experiment.rundir import MODEL, SUMMARY
+from perfed.experiment.simulate import Progress
+from perfed.experiment.statistics import over_seeds
+from perfed.papers.reproduction import Claim, Column, Printed, Protocol, Reproduction, Row
+
+_CHOICE = "reproduction.json"
+
+
+class Cell(NamedTuple):
+    """One number, here and in the paper.
+
+    Attributes:
+        mean: over seeds; NaN if its runs failed.
+        half: half of its 95 % interval.
+        printed: the paper's, if it has one.
+    """
+
+    mean: float
+    half: float
+    printed: Printed | None
+
+
+class Curve(NamedTuple):
+    """A score on the way, mean over seeds and half of the 95 % intervals."""
+
+    x: Float[np.ndarray, " points"]
+    mean: Float[np.ndarray, " points"]
+    half: Float[np.ndarray, " points"]
+
+
+class Judged(NamedTuple):
+    """A claim, whether it holds here, and by what.
+
+    Attributes:
+        claim: the claim.
+        holds: whether it does.
+        detail: the numbers.
+    """
+
+    claim: Claim
+    holds: bool
+    detail: str
+
+
+@final
+@dataclass(frozen=True)
+class Results:
+    """What a reproduction comes to.
+
+    Attributes:
+        what: the reproduction.
+        seeds: how many seeds there were.
+        folder: where its runs are.
+        failures: why some runs failed, by name.
+    """
+
+    what: Reproduction
+    seeds: int
+    folder: Path
+    failures: dict[str, str]
+
+    def summaries(self, row: Row, method: str) -> list[dict[str, Any]] | None:
+        """The summaries of a method's runs; None if one failed."""
+        places = [self.what.place(self.folder, row.name, method, s) for s in range(self.seeds)]
+        if not all((place / SUMMARY).exists() for place in places):
+            return None
+        return [read_json(place / SUMMARY) for place in places]
+
+    def cell(self, row: Row, column: Column, protocol: Protocol) -> Cell:
+        """A number of the table."""
+        printed = column.printed.get(row.name) if protocol.printed else None
+        score, statistic = self.what.score[0], self.what.statistic
+        summaries = self.summaries(row, column.method)
+        if summaries is None:
+            return Cell(np.nan, np.nan, printed)
+        values = []
+        for seed, summary in enumerate(summaries):
+            if protocol.adapt_on not in (None, summary["config"]["adapt_on"]):
+                place = self.what.place(self.folder, row.name, column.method, seed)
+                other = read_json(place / _rescored_name(protocol))
+                values.append(other[column.kind][score][statistic])
+            elif protocol.take == "best":
+                best = min if score in ERRORS else max
+                values.append(best(p[column.kind][score][statistic] for p in summary["history"]))
+            else:
+                values.append(summary[column.kind][score][statistic])
+        spread = over_seeds(100 * np.array(values) if score == "accuracy" else np.array(values))
+        return Cell(float(spread.mean), float(spread.half), printed)
+
+    def curve(self, row: Row, column: Column, score: str) -> Curve | None:
+        """A curve of the figure; None if its runs failed."""
+        summaries = self.summaries(row, column.method)
+        if summaries is None:
+            return None
+        x = self.what.x or "round"
+        spread = over_seeds(
+            np.array(
+                [[p[column.kind][score][self.what.statistic] for p in s["history"]]
+                 for s in summaries]
+            )
+        )  # fmt: skip
+        along = np.mean([[p[x] for p in s["history"]] for s in summaries], axis=0)
+        scale = 100.0 if score.endswith("accuracy") else 1.0
+        return Curve(along, scale * spread.mean, scale * spread.half)
+
+    def order(self, row: Row, protocol: Protocol) -> tuple[int, int, list[str]]:
+        """How many pairs of columns the paper tells apart, how many agree here, and those not."""
+        cells = {c.name: self.cell(row, c, protocol) for c in row.columns}
+        known = {name: cell for name, cell in cells.items() if cell.printed is not None}
+        told, wrong = 0, []
+        for better, one in known.items():
+            for worse, other in known.items():
+                assert one.printed is not None
+                assert other.printed is not None
+                apart = (one.printed.half or 0) + (other.printed.half or 0)
+                if one.printed.value - other.printed.value > apart:
+                    told += 1
+                    if not one.mean > other.mean:
+                        wrong.append(f"{better} is not above {worse}")
+        return told, told - len(wrong), wrong
+
+    def judged(self) -> list[Judged]:
+        """Whether the claims hold."""
+        found = []
+        for claim in self.what.claims:
+            rows = [row for row in self.what.rows if claim.row in ("", row.name)]
+            verdicts = [self._judge(claim, row) for row in rows]
+            holds = all(good for good, _ in verdicts)
+            found.append(Judged(claim, holds, "; ".join(text for _, text in verdicts)))
+        return found
+
+    def _judge(self, claim: Claim, row: Row) -> tuple[bool, str]:
+        named = {column.name: column for column in row.columns}
+        score = self.what.score[0]
+        sign = -1.0 if score in ERRORS else 1.0
+        parts, good = [], True
+        for other in claim.of:
+            if self.what.x is None:
+                ahead, behind = (
+                    self.cell(row, named[name], self.what.protocols[0]).mean
+                    for name in (claim.ahead, other)
+                )
+                where = row.name
+            else:
+                curves = [self.curve(row, named[name], score) for name in (claim.ahead, other)]
+                if curves[0] is None or curves[1] is None:
+                    return False, f"{row.name}: runs failed"
+                # At the moment when the first of the two ends.
+                end = min(curve.x[-1] for curve in curves if curve is not None)
+                ahead, behind = (
+                    float(np.interp(end, curve.x, curve.mean)) for curve in curves if curve
+                )
+                where = f"at {end:.4g}"
+            good &= bool(sign * (ahead - behind) > 0)
+            parts.append(f"{where}: {ahead:.4g} against {behind:.4g} ({other})")
+        return good, "; ".join(parts)
+
+
+def reproduce(
+    what: Reproduction,
+    seeds: int,
+    folder: Path,
+    on_progress: Callable[[str, Progress], None],
+    say: Callable[[str], None],
+    settings: Sequence[str] = (),
+) -> Results:
+    """Run what is not finished yet, and score it in all the ways that are asked for."""
+    entries = what.entries(seeds, folder, settings)
+    failures = record_entries(entries, on_progress, say)
+    for protocol in what.protocols:
+        if protocol.adapt_on is not None:
+            _rescore(what, seeds, folder, protocol, say)
+    return Results(what, seeds, folder, failures)
+
+
+def check_folder(folder: Path, what: Reproduction, seeds: int) -> None:
+    """The folder says what it is of, so that something else does not go on in it."""
+    path = folder / _CHOICE
+    runs = {entry.name: entry.values for entry in what.entries(seeds, folder)}
+    said = json.loads(json.dumps(runs))
+    if path.exists():
+        before = read_json(path)
+        if any(before.get(name, values) != values for name, values in said.items()):
+            raise ConfigError(f"{folder} holds another reproduction; name another one by --out")
+        said = before | said
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(said, indent=1).encode())
+
+
+def _rescored_name(protocol: Protocol) -> str:
+    return f"adapted-on-{protocol.adapt_on}.json"
+
+
+def _rescore(
+    what: Reproduction, seeds: int, folder: Path, protocol: Protocol, say: Callable[[str], None]
+) -> None:
+    """Score finished runs' models once more, adapted on other data."""
+    data: dict[str, Federation] = {}
+    for row in what.rows:
+        for method, values in row.runs.items():
+            places = [what.place(folder, row.name, method, seed) for seed in range(seeds)]
+            todo = [
+                place
+                for place in places
+                if (place / SUMMARY).exists() and not (place / _rescored_name(protocol)).exists()
+            ]
+            config = Config.checked(values)
+            if not todo or config.adapt_on == protocol.adapt_on:
+                continue
+            assert protocol.adapt_on is not None
+            key = json.dumps(config.data.model_dump(mode="json"))
+            if key not in data:
+                data[key] = config.build_federation()
+            say(f"{row.name}: {method}, adapted on {protocol.adapt_on} data")
+            for place, summary in zip(todo, _scores(todo, data[key], protocol), strict=True):
+                write_whole(place / _rescored_name(protocol), json.dumps(summary).encode())
+
+
+def _scores(
+    places: Sequence[Path], federation: Federation, protocol: Protocol
+) -> list[dict[str, Any]]:
+    engines, states = [], []
+    for place in places:
+        config = recorded_config(place)
+        engine = config.build(federation)
+        start = engine.start()
+        round = start.round + config.rounds
+        engines.append(engine)
+        states.append(start._replace(w=load_model(place / MODEL).params, round=round))
+    assert protocol.adapt_on is not None
+    evaluators = [Evaluator(engine, protocol.adapt_on) for engine in engines]
+    score = engines[0].each_client_of_all(evaluators[0].score)
+    found: list[dict[str, Any]] = []
+    scored = score([engine.setup for engine in engines], states, None)
+    for evaluator, state, own in zip(evaluators, states, scored, strict=True):
+        evaluation = evaluator.evaluation(int(state.round), own)
+        found.append(
+            {
+                str(kind): {
+                    name: {"mean": s.mean, "weighted": s.weighted, "worst": s.worst}
+                    for name, s in scores.summary().items()
+                }
+                for kind, scores in evaluation.scores.items()
+            }
+        )
+    return found
