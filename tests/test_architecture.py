@@ -28,8 +28,9 @@ MAY_IMPORT = {
         "simulation",
         "evaluation",
     },
-    "report": {"data", "evaluation", "experiment"},
-    "cli": {"data", "experiment", "report"},
+    "papers": {"data", "evaluation", "experiment"},
+    "report": {"data", "evaluation", "experiment", "papers"},
+    "cli": {"data", "experiment", "papers", "report"},
 }
 
 

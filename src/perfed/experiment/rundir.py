@@ -10,7 +10,7 @@
   `clients/NAME.safetensors`, one a client, each like `model.safetensors`.
 - `data.safetensors`: how inputs were scaled for each client, and how many examples of each class
   each has.
-- `report.html`: a page to look at, once `perfed report` has made it.
+- `report.html`: a page to look at, which the command `perfed run` makes last.
 - `checkpoints/`: where the run stood; what `perfed resume` goes on from.
 """
 

@@ -104,7 +104,8 @@ class Reproduction:
         score: the score that is shown, in a figure one or several.
         statistic: over clients.
         x: what a figure is drawn against; None: it is a table.
-        log_y: whether a figure's other axis is logarithmic.
+        log_x: whether that axis is logarithmic.
+        log_y: whether the axis of losses is.
         seeds: how many seeds, unless one asks otherwise.
         protocols: the ways it is scored; the first is the paper's.
         rows: rows or plots.
@@ -119,6 +120,7 @@ class Reproduction:
     score: tuple[str, ...]
     statistic: str
     x: X | None
+    log_x: bool
     log_y: bool
     seeds: int
     protocols: tuple[Protocol, ...]
@@ -161,6 +163,7 @@ class Reproduction:
             tuple(values["score"]),
             values.get("statistic", "mean"),
             values.get("x"),
+            values.get("log_x", False),
             values.get("log_y", False),
             small.get("seeds", values.get("seeds", 5)),
             tuple(

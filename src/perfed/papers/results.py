@@ -88,10 +88,20 @@ class Results:
     def cell(self, row: Row, column: Column, protocol: Protocol) -> Cell:
         """A number of the table."""
         printed = column.printed.get(row.name) if protocol.printed else None
+        values = self.values(row, column, protocol)
+        if values is None:
+            return Cell(np.nan, np.nan, printed)
+        spread = over_seeds(values)
+        return Cell(float(spread.mean), float(spread.half), printed)
+
+    def values(
+        self, row: Row, column: Column, protocol: Protocol
+    ) -> Float[np.ndarray, " seeds"] | None:
+        """Each seed's; None if a run failed."""
         score, statistic = self.what.score[0], self.what.statistic
         summaries = self.summaries(row, column.method)
         if summaries is None:
-            return Cell(np.nan, np.nan, printed)
+            return None
         values = []
         for seed, summary in enumerate(summaries):
             if protocol.adapt_on not in (None, summary["config"]["adapt_on"]):
@@ -103,24 +113,29 @@ class Results:
                 values.append(best(p[column.kind][score][statistic] for p in summary["history"]))
             else:
                 values.append(summary[column.kind][score][statistic])
-        spread = over_seeds(100 * np.array(values) if score == "accuracy" else np.array(values))
-        return Cell(float(spread.mean), float(spread.half), printed)
+        return 100 * np.array(values) if score == "accuracy" else np.array(values)
 
     def curve(self, row: Row, column: Column, score: str) -> Curve | None:
         """A curve of the figure; None if its runs failed."""
+        found = self._curves(row, column, score)
+        if found is None:
+            return None
+        spread = over_seeds(found[1])
+        return Curve(found[0].mean(axis=0), spread.mean, spread.half)
+
+    def _curves(
+        self, row: Row, column: Column, score: str
+    ) -> tuple[Float[np.ndarray, "seeds points"], Float[np.ndarray, "seeds points"]] | None:
+        """Each seed's."""
         summaries = self.summaries(row, column.method)
         if summaries is None:
             return None
-        x = self.what.x or "round"
-        spread = over_seeds(
-            np.array(
-                [[p[column.kind][score][self.what.statistic] for p in s["history"]]
-                 for s in summaries]
-            )
-        )  # fmt: skip
-        along = np.mean([[p[x] for p in s["history"]] for s in summaries], axis=0)
-        scale = 100.0 if score.endswith("accuracy") else 1.0
-        return Curve(along, scale * spread.mean, scale * spread.half)
+        x, statistic = self.what.x or "round", self.what.statistic
+        along = np.array([[p[x] for p in s["history"]] for s in summaries], float)
+        values = np.array(
+            [[p[column.kind][score][statistic] for p in s["history"]] for s in summaries]
+        )
+        return along, (100.0 if score.endswith("accuracy") else 1.0) * values
 
     def order(self, row: Row, protocol: Protocol) -> tuple[int, int, list[str]]:
         """How many pairs of columns the paper tells apart, how many agree here, and those not."""
@@ -150,29 +165,38 @@ class Results:
 
     def _judge(self, claim: Claim, row: Row) -> tuple[bool, str]:
         named = {column.name: column for column in row.columns}
-        score = self.what.score[0]
-        sign = -1.0 if score in ERRORS else 1.0
+        sign = -1.0 if self.what.score[0] in ERRORS else 1.0
         parts, good = [], True
         for other in claim.of:
-            if self.what.x is None:
-                ahead, behind = (
-                    self.cell(row, named[name], self.what.protocols[0]).mean
-                    for name in (claim.ahead, other)
-                )
-                where = row.name
-            else:
-                curves = [self.curve(row, named[name], score) for name in (claim.ahead, other)]
-                if curves[0] is None or curves[1] is None:
-                    return False, f"{row.name}: runs failed"
-                # At the moment when the first of the two ends.
-                end = min(curve.x[-1] for curve in curves if curve is not None)
-                ahead, behind = (
-                    float(np.interp(end, curve.x, curve.mean)) for curve in curves if curve
-                )
-                where = f"at {end:.4g}"
-            good &= bool(sign * (ahead - behind) > 0)
-            parts.append(f"{where}: {ahead:.4g} against {behind:.4g} ({other})")
-        return good, "; ".join(parts)
+            pair = self._pair(row, named[claim.ahead], named[other])
+            if pair is None:
+                return False, f"{row.name}: runs failed"
+            where, ahead, behind = pair
+            # Seeds share first models and cohorts, so they are compared seed by seed.
+            gap = over_seeds(sign * (ahead - behind))
+            good &= bool(gap.mean > 0)
+            half = "" if np.isnan(gap.half) else f" ± {gap.half:.2g}"
+            parts.append(f"{gap.mean:+.3g}{half} over {other}{where}")
+        return good, f"{row.name}: {', '.join(parts)}"
+
+    def _pair(
+        self, row: Row, one: Column, other: Column
+    ) -> tuple[str, Float[np.ndarray, " seeds"], Float[np.ndarray, " seeds"]] | None:
+        """What two columns come to, by seed, and where: curves when the first of the two ends."""
+        if self.what.x is None:
+            protocol = self.what.protocols[0]
+            both = [self.values(row, column, protocol) for column in (one, other)]
+            return None if both[0] is None or both[1] is None else ("", both[0], both[1])
+        curves = [self._curves(row, column, self.what.score[0]) for column in (one, other)]
+        if curves[0] is None or curves[1] is None:
+            return None
+        along = [x.mean(axis=0) for x, _ in (curves[0], curves[1])]
+        end = min(x[-1] for x in along)
+        found = [
+            np.array([np.interp(end, x, y) for y in values])
+            for x, (_, values) in zip(along, (curves[0], curves[1]), strict=True)
+        ]
+        return f" at {self.what.x} {end:.4g}", found[0], found[1]
 
 
 def reproduce(

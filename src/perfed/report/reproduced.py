@@ -12,11 +12,12 @@ from rich import box
 from rich.table import Table
 
 from perfed.papers.reproduction import Column, Protocol, Row
-from perfed.papers.results import Cell, Results
+from perfed.papers.results import Cell, Curve, Results
 from perfed.report.groups import AXIS_NAMES, score_name, unit
 from perfed.report.paper import COLOURS, DATELESS, MARKERS, STYLE
 
 _WIDTH, _HEIGHT = 3.1, 2.5  # of a plot, in inches
+_DASHES = ("-", "--", ":", "-.")
 
 
 def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -163,7 +164,16 @@ def _curves(results: Results) -> Figure:
             place = j * wide + i if tall else i
             axes = figure.add_subplot(deep, wide, place + 1)
             _plot(axes, results, row, score)
+    if _shared(results):
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
     return figure
+
+
+def _shared(results: Results) -> bool:
+    """Whether all plots have the same many curves, for which one legend is enough."""
+    columns = {tuple(column.name for column in row.columns) for row in results.what.rows}
+    return len(columns) == 1 and len(next(iter(columns))) > 4
 
 
 def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
@@ -172,11 +182,12 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
     curves = [(column, results.curve(row, column, score)) for column in row.columns]
     longest = max((float(c.x[-1]) for _, c in curves if c is not None), default=1.0)
     scale, suffix = unit(x, longest)
-    methods = list(dict.fromkeys(column.method for column in row.columns))
     for column, curve in curves:
         if curve is None:
             continue
-        style = _style(column, row.columns, methods)
+        if what.log_x:  # which has no place for the beginning
+            curve = Curve(*(part[curve.x > 0] for part in curve))
+        style = _style(column, row.columns)
         axes.plot(curve.x / scale, curve.mean, label=column.name, linewidth=1.3, **style)  # type: ignore[arg-type]
         if np.isfinite(curve.half).all():
             low, high = curve.mean - curve.half, curve.mean + curve.half
@@ -187,15 +198,23 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
     axes.set_ylabel(score_name(score))
     if what.log_y and score.endswith("loss"):
         axes.set_yscale("log")
-    axes.legend(fontsize=6.5)
+    if what.log_x:
+        axes.set_xscale("log")
+    if not _shared(results):
+        axes.legend(fontsize=6.5)
 
 
-def _style(column: Column, columns: Sequence[Column], methods: list[str]) -> dict[str, object]:
-    """A colour a method; dashes for the global model where both are shown."""
-    i = methods.index(column.method)
-    both = len({c.kind for c in columns if c.method == column.method}) > 1
-    dashes = "--" if both and column.kind == "global" else "-"
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes}
+def _style(column: Column, columns: Sequence[Column]) -> dict[str, object]:
+    """A colour a method; dashes tell apart its codecs, or its global model from personal ones."""
+    families = list(dict.fromkeys(c.method.partition(", ")[0] for c in columns))
+    family = column.method.partition(", ")[0]
+    kin = list(dict.fromkeys((c.method, c.kind) for c in columns if c.method.startswith(family)))
+    # The global model, where both are shown, comes first and is the dashed one.
+    dashes = _DASHES[: len(kin)] if column.method != family else ("--", "-")[-len(kin) :]
+    return {
+        "color": COLOURS[families.index(family) % len(COLOURS)],
+        "linestyle": dashes[kin.index((column.method, column.kind)) % len(dashes)],
+    }
 
 
 def _bars(results: Results) -> Figure:
