@@ -208,6 +208,12 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert listed.returncode == 0
     for name in names():
         assert name in listed.stdout
+    alone = {"PERFED_DATA": "", "PERFED_DATA_CACHE": str(tmp_path), "PERFED_MIRROR": str(tmp_path)}
+    missing = perfed("reproduce", "fedpaq-figure1", "--out", tmp_path / "out", **alone)
+    assert missing.returncode == 2
+    assert "mnist" in missing.stderr.lower()
+    assert missing.stderr.count("PERFED_DATA") == 1  # once, not for every run
+    assert not (tmp_path / "out" / "runs").exists()
     wrong = perfed("reproduce", "pfedme-table2")
     assert wrong.returncode == 2
     assert "pfedme-table1" in wrong.stderr

@@ -12,6 +12,9 @@ from perfed.experiment.config import Config
 from perfed.experiment.recording import Recording, record
 from perfed.experiment.simulate import Progress
 
+# What was read, or why it could not be, by what says where it is.
+Data = dict[str, Federation | Exception]
+
 
 class Entry(NamedTuple):
     """One of many runs.
@@ -26,18 +29,30 @@ class Entry(NamedTuple):
     folder: Path
     values: dict[str, Any]
 
+    @property
+    def finished(self) -> bool:
+        """Whether its results are all there."""
+        return (self.folder / rundir.SUMMARY).exists()
+
 
 def record_entries(
     entries: Sequence[Entry],
     on_progress: Callable[[str, Progress], None],
     say: Callable[[str], None],
+    data: Data | None = None,
 ) -> dict[str, str]:
     """Record all that are not finished; why some failed, by name.
 
     Entries on the same data share them in memory, and those that are alike are computed together.
+
+    Args:
+        entries: the runs.
+        on_progress: told how far one of them has come, by name, with how many beside it.
+        say: told what a user should know.
+        data: what has been read already (`data_of`).
     """
     failures: dict[str, str] = {}
-    data: dict[str, Federation | Exception] = {}
+    data = {} if data is None else data
     names: dict[Path, str] = {}
     recordings: list[Recording] = []
 
@@ -46,11 +61,11 @@ def record_entries(
         say(f"{name} failed: {error}")
 
     for entry in entries:
-        if (entry.folder / rundir.SUMMARY).exists():
+        if entry.finished:
             continue
         try:
             config = Config.checked(entry.values)
-            read = _data_of(config, data)
+            read = data_of(config, data)
             if (entry.folder / rundir.CONFIG).exists():
                 recordings.append(Recording.take_up(entry.folder, config, read))
             else:
@@ -71,8 +86,8 @@ def record_entries(
     return failures
 
 
-def _data_of(config: Config, data: dict[str, Federation | Exception]) -> Federation:
-    """What is read once is kept, and so is why it could not be read."""
+def data_of(config: Config, data: Data) -> Federation:
+    """A run's data: what is read once is kept, and so is why it could not be read."""
     key = json.dumps([config.data.model_dump(mode="json"), config.validation])
     if key not in data:
         try:

@@ -14,7 +14,7 @@ from perfed.errors import ConfigError
 from perfed.evaluation import ERRORS, Evaluator
 from perfed.experiment.adapt import load_model
 from perfed.experiment.config import Config
-from perfed.experiment.entries import record_entries
+from perfed.experiment.entries import Data, data_of, record_entries
 from perfed.experiment.files import read_json, write_whole
 from perfed.experiment.recording import recorded_config
 from perfed.experiment.rundir import MODEL, SUMMARY
@@ -207,12 +207,20 @@ def reproduce(
     say: Callable[[str], None],
     settings: Sequence[str] = (),
 ) -> Results:
-    """Run what is not finished yet, and score it in all the ways that are asked for."""
+    """Run what is not finished yet, and score it in all the ways that are asked for.
+
+    Raises:
+        ConfigError: some data are not there; nothing has been run.
+    """
     entries = what.entries(seeds, folder, settings)
-    failures = record_entries(entries, on_progress, say)
+    data: Data = {}
+    for entry in entries:
+        if not entry.finished:
+            data_of(Config.checked(entry.values), data)
+    failures = record_entries(entries, on_progress, say, data)
     for protocol in what.protocols:
         if protocol.adapt_on is not None:
-            _rescore(what, seeds, folder, protocol, say)
+            _rescore(what, seeds, folder, protocol, say, data)
     return Results(what, seeds, folder, failures)
 
 
@@ -235,10 +243,14 @@ def _rescored_name(protocol: Protocol) -> str:
 
 
 def _rescore(
-    what: Reproduction, seeds: int, folder: Path, protocol: Protocol, say: Callable[[str], None]
+    what: Reproduction,
+    seeds: int,
+    folder: Path,
+    protocol: Protocol,
+    say: Callable[[str], None],
+    data: Data,
 ) -> None:
     """Score finished runs' models once more, adapted on other data."""
-    data: dict[str, Federation] = {}
     for row in what.rows:
         for method, values in row.runs.items():
             places = [what.place(folder, row.name, method, seed) for seed in range(seeds)]
@@ -251,11 +263,9 @@ def _rescore(
             if not todo or config.adapt_on == protocol.adapt_on:
                 continue
             assert protocol.adapt_on is not None
-            key = json.dumps(config.data.model_dump(mode="json"))
-            if key not in data:
-                data[key] = config.build_federation()
             say(f"{row.name}: {method}, adapted on {protocol.adapt_on} data")
-            for place, summary in zip(todo, _scores(todo, data[key], protocol), strict=True):
+            scores = _scores(todo, data_of(config, data), protocol)
+            for place, summary in zip(todo, scores, strict=True):
                 write_whole(place / _rescored_name(protocol), json.dumps(summary).encode())
 
 
