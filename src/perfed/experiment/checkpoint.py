@@ -57,6 +57,10 @@ class Checkpoints:
         require(good, "checkpoint_minutes", self.minutes, "must be a number greater than 0")
         require_count("keep", self.keep)
 
+    def begin(self) -> None:
+        """The run begins, or goes on: minutes count from now."""
+        self._last_time = time.monotonic()
+
     def due(self, done: int) -> bool:
         """Whether it is time to write one, after so many rounds."""
         if done == self._last_round:

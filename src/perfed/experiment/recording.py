@@ -252,6 +252,7 @@ class _Clerk:
     def begin(self) -> None:
         """Before the first round, or the next one."""
         config, folder = self.recording.config, self.recording.folder
+        self.checkpoints.begin()
         if self.course is not None:
             self._say(f"going on from round {self.course.round}")
         for observer in self._watching:
