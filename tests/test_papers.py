@@ -219,10 +219,15 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert "pfedme-table1" in wrong.stderr
 
 
-def claims_hold(name: str, folder: Path) -> Results:
+def run_quickly(name: str, folder: Path) -> Results:
     what = Reproduction.read(name, quick=True)
     results = reproduce(what, what.seeds, folder, quiet, quiet)
     assert results.failures == {}
+    return results
+
+
+def claims_hold(name: str, folder: Path) -> Results:
+    results = run_quickly(name, folder)
     for judged in results.judged():
         assert judged.holds, judged
     return results
@@ -267,4 +272,22 @@ def test_quick_per_fedavg_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @needs_real_data
 def test_quick_fedpaq_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFED_DATA", str(REAL))
-    claims_hold("fedpaq-figure1", tmp_path)
+    results = run_quickly("fedpaq-figure1", tmp_path)
+    levels, methods = results.what.rows
+    ends = {
+        row.name: {c.name: results.curve(row, c, "train_loss") for c in row.columns}
+        for row in (levels, methods)
+    }
+
+    def at_equal_time(row: str, one: str, other: str) -> tuple[float, float]:
+        first, second = ends[row][one], ends[row][other]
+        assert first is not None
+        assert second is not None
+        time = min(first.x[-1], second.x[-1])
+        return tuple(float(np.interp(time, c.x, c.mean)) for c in (first, second))  # type: ignore[return-value]
+
+    fast, slow = at_equal_time(levels.name, "s = 1", "not quantised (FedAvg)")
+    assert fast < slow / 2
+    for other in ("FedAvg", "QSGD"):
+        ahead, behind = at_equal_time(methods.name, "FedPAQ", other)
+        assert ahead < behind
