@@ -59,6 +59,7 @@ def test_run_writes_a_summary(config: Path, tmp_path: Path) -> None:
         "environment.json",
         "metrics.parquet",
         "model.safetensors",
+        "report.html",
         "summary.json",
     ]
 
