@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfed import ConfigError
+from perfed import Config, ConfigError
 from perfed.papers import Reproduction, Results, check_folder, names, reproduce
 from perfed.papers.reproduction import Printed
 from perfed.report import reproduced
@@ -178,6 +178,13 @@ def test_a_reproduction_runs_scores_and_goes_on(tmp_path: Path) -> None:
     results = reproduce(what, 2, tmp_path, quiet, quiet)
     assert results.failures == {}
     row, (theirs, best) = what.rows[0], what.protocols
+    for seed in range(2):
+        values = row.runs["A"] | {"seed": seed, "adapt_on": "test"}
+        config = Config.checked(values)
+        adapted = config.run(config.build()).scores["personalized"].accuracy.mean()
+        found = results.values(row, row.columns[0], theirs)
+        assert found is not None
+        assert found[seed] == pytest.approx(100 * adapted, abs=1e-4)
     both = [results.cell(row, row.columns[0], protocol).mean for protocol in (theirs, best)]
     assert both[0] != both[1]  # the step on test data is another one
     stamp = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
@@ -291,3 +298,15 @@ def test_quick_fedpaq_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for other in ("FedAvg", "QSGD"):
         ahead, behind = at_equal_time(methods.name, "FedPAQ", other)
         assert ahead < behind
+
+
+def test_dashes_tell_kin_apart_and_nobody_else() -> None:
+    """s = 1 is no kin of s = 10; a method's global model is dashed, its codecs differ."""
+    levels = Reproduction.read("fedpaq-figure1").rows[0].columns
+    styles = [reproduced._style(column, levels) for column in levels]
+    assert {style["linestyle"] for style in styles} == {"-"}
+    assert len({style["color"] for style in styles}) == len(levels)
+    kinds = Reproduction.read("pfedme-figure1").rows[0].columns
+    assert [reproduced._style(c, kinds)["linestyle"] for c in kinds[:2]] == ["--", "-"]
+    codecs = Reproduction.read("beyond").rows[0].columns
+    assert len({str(reproduced._style(c, codecs)) for c in codecs}) == len(codecs)

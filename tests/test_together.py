@@ -234,3 +234,12 @@ def test_the_plain_engine_compiles_once(digits: Federation) -> None:
     for _ in range(2):
         engine.record_all(setups, [engine.start()] * 2, 1)
     assert engine._take_turn._cache_size() == 1
+
+
+def test_a_run_that_diverges_tells_no_course(digits: Federation) -> None:
+    """Whoever listens hears of the rounds before, and the error is what it is."""
+    setup = Setup(digits, Task(MODEL), FedAvg(lr=1e38, tau=3, alpha=0.1), 5)
+    heard: list[int] = []
+    with pytest.raises(DivergedError):
+        run(Vectorised(setup), 3, on_course=lambda course: heard.append(course.round))
+    assert heard == [0]

@@ -276,7 +276,7 @@ def _show_reproduced(results: Results) -> None:
     figure = reproduced.draw(results, folder / "figure")[0]
     write_whole(folder / "results.md", reproduced.markdown(results, figure.name).encode())
     out.print(reproduced.terminal_table(results))
-    for line in reproduced.claim_lines(results):
+    for line in reproduced.order_lines(results) + reproduced.claim_lines(results):
         out.print(escape(line), soft_wrap=True)
     runs = [path.parent for path in sorted(folder.glob(f"runs/*/*/*/{rundir.SUMMARY}"))]
     for place in dict.fromkeys(run.parent.parent for run in runs):

@@ -12,7 +12,7 @@ from perfed.experiment.simulate import Progress, Result
 from perfed.simulation import Engine
 
 
-class Entry(NamedTuple):
+class Compared(NamedTuple):
     """One run of the comparison, ready to start, and the rows of the table it gives."""
 
     rows: dict[str, ModelKind]
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     seconds: float
 
 
-def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Entry]:
+def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Compared]:
     """The runs, on the same data, with overrides of the sections they share."""
     for override in overrides:
         if override.split("=")[0].split(".")[0].strip() == "method":
@@ -47,14 +47,14 @@ def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Entry]:
         configs.append(config.model_copy(update=everyone))
     federation = configs[0].scored(configs[0].build_federation())
     return [
-        Entry(entry["rows"], config, config.build(federation))
+        Compared(entry["rows"], config, config.build(federation))
         for entry, config in zip(runs, configs, strict=True)
     ]
 
 
 def compare(
-    entries: Sequence[Entry], on_progress: Callable[[str, Progress], None] | None = None
-) -> Iterator[tuple[Entry, Result]]:
+    entries: Sequence[Compared], on_progress: Callable[[str, Progress], None] | None = None
+) -> Iterator[tuple[Compared, Result]]:
     """Run the entries one after another."""
     for entry in entries:
         label = " / ".join(entry.rows)
@@ -66,6 +66,6 @@ def compare(
         yield entry, entry.config.run(entry.engine, report)
 
 
-def rows_of(entry: Entry, result: Result) -> list[Row]:
+def rows_of(entry: Compared, result: Result) -> list[Row]:
     """The lines one run gives."""
     return [Row(label, result.scores[kind], result.seconds) for label, kind in entry.rows.items()]

@@ -345,7 +345,9 @@ def run_together(
         return good
 
     def report() -> None:
-        if on_progress is not None and going:
+        if not going:
+            return
+        if on_progress is not None:
             losses = [c.history[-1].scores["personalized"].loss.mean() for c in going.values()]
             on_progress(Progress(at(), rounds, float(np.mean(losses))))
         if on_courses is not None:

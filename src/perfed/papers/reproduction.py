@@ -110,7 +110,6 @@ class Reproduction:
         protocols: the ways it is scored; the first is the paper's.
         rows: rows or plots.
         claims: what the paper's text says.
-        quick: whether this is the small version.
     """
 
     name: str
@@ -126,7 +125,6 @@ class Reproduction:
     protocols: tuple[Protocol, ...]
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
-    quick: bool
 
     @classmethod
     def read(cls, name: str, quick: bool = False) -> Self:
@@ -174,15 +172,14 @@ class Reproduction:
             ),
             tuple(rows),
             tuple(claims),
-            quick,
         )
 
-    def entries(self, seeds: int, folder: Path, settings: Sequence[str] = ()) -> list[Entry]:
+    def entries(self, seeds: int, folder: Path) -> list[Entry]:
         """All runs."""
         found = []
         for row in self.rows:
             for (method, values), seed in product(row.runs.items(), range(seeds)):
-                whole = overridden(values, settings) | {"seed": seed}
+                whole = values | {"seed": seed}
                 Config.checked(whole)
                 at = self.place(folder, row.name, method, seed)
                 found.append(Entry(f"{row.name}: {method} (seed {seed})", at, whole))

@@ -25,6 +25,11 @@ from perfed.papers.reproduction import Claim, Column, Printed, Protocol, Reprodu
 _CHOICE = "reproduction.json"
 
 
+def scale_of(score: str) -> float:
+    """Accuracies are in percent, as the papers print them."""
+    return 100.0 if score.endswith("accuracy") else 1.0
+
+
 class Cell(NamedTuple):
     """One number, here and in the paper.
 
@@ -113,7 +118,7 @@ class Results:
                 values.append(best(p[column.kind][score][statistic] for p in summary["history"]))
             else:
                 values.append(summary[column.kind][score][statistic])
-        return 100 * np.array(values) if score == "accuracy" else np.array(values)
+        return scale_of(score) * np.array(values)
 
     def curve(self, row: Row, column: Column, score: str) -> Curve | None:
         """A curve of the figure; None if its runs failed."""
@@ -135,7 +140,7 @@ class Results:
         values = np.array(
             [[p[column.kind][score][statistic] for p in s["history"]] for s in summaries]
         )
-        return along, (100.0 if score.endswith("accuracy") else 1.0) * values
+        return along, scale_of(score) * values
 
     def order(self, row: Row, protocol: Protocol) -> tuple[int, int, list[str]]:
         """How many pairs of columns the paper tells apart, how many agree here, and those not."""
@@ -205,14 +210,13 @@ def reproduce(
     folder: Path,
     on_progress: Callable[[str, Progress], None],
     say: Callable[[str], None],
-    settings: Sequence[str] = (),
 ) -> Results:
     """Run what is not finished yet, and score it in all the ways that are asked for.
 
     Raises:
         ConfigError: some data are not there; nothing has been run.
     """
-    entries = what.entries(seeds, folder, settings)
+    entries = what.entries(seeds, folder)
     data: Data = {}
     for entry in entries:
         if not entry.finished:

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from perfed.papers.reproduction import Column, Protocol, Row
-from perfed.papers.results import Cell, Curve, Results
+from perfed.papers.results import Cell, Curve, Results, scale_of
 from perfed.report.groups import AXIS_NAMES, score_name, unit
 from perfed.report.paper import COLOURS, DATELESS, MARKERS, STYLE
 
@@ -37,7 +37,8 @@ def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
     for row in what.rows:
         line = [row.name]
         for protocol in what.protocols:
-            line += [_shown(results.cell(row, column, protocol)) for column in row.columns]
+            cells = [results.cell(row, column, protocol) for column in row.columns]
+            line += [_shown(what.score[0], cell) for cell in cells]
             line += [_order(results, row, protocol)] * (protocol.printed and printed)
         lines.append(line)
     return headings, lines
@@ -51,7 +52,10 @@ def _curve_lines(results: Results) -> tuple[list[str], list[list[str]]]:
     for row in what.rows:
         for column in row.columns:
             curves = [results.curve(row, column, score) for score in what.score]
-            cells = ["failed" if c is None else _number(c.mean[-1], c.half[-1]) for c in curves]
+            cells = [
+                "failed" if curve is None else _number(score, curve.mean[-1], curve.half[-1])
+                for score, curve in zip(what.score, curves, strict=True)
+            ]
             end = "" if curves[0] is None else _amount(x, float(curves[0].x[-1]))
             lines.append([row.name, column.name, end, *cells])
     return headings, lines
@@ -62,15 +66,14 @@ def _amount(x: str, value: float) -> str:
     return f"{value / scale:.4g} {suffix}".strip()
 
 
-def _number(mean: float, half: float) -> str:
-    text = f"{mean:.2f}" if abs(mean) >= 10 else f"{mean:.4f}"  # a percentage, or a loss
-    if np.isnan(half):
-        return text
-    return f"{text} ± {half:.2f}" if abs(mean) >= 10 else f"{text} ± {half:.4f}"
+def _number(score: str, mean: float, half: float) -> str:
+    digits = 2 if scale_of(score) > 1 else 4
+    text = f"{mean:.{digits}f}"
+    return text if np.isnan(half) else f"{text} ± {half:.{digits}f}"
 
 
-def _shown(cell: Cell) -> str:
-    here = "failed" if np.isnan(cell.mean) else _number(cell.mean, cell.half)
+def _shown(score: str, cell: Cell) -> str:
+    here = "failed" if np.isnan(cell.mean) else _number(score, cell.mean, cell.half)
     return here if cell.printed is None else f"{cell.printed.value:.2f} / {here}"
 
 
@@ -105,9 +108,16 @@ def terminal_table(results: Results) -> Table:
                 cell = results.cell(row, column, protocol)
                 if protocol.printed:
                     cells.append("" if cell.printed is None else f"{cell.printed.value:.2f}")
-                cells.append(_shown(cell._replace(printed=None)))
+                cells.append(_shown(what.score[0], cell._replace(printed=None)))
             table.add_row("" if i else row.name, column.name, *cells)
     return table
+
+
+def order_lines(results: Results) -> list[str]:
+    """Whether the order of methods agrees with the printed one, row by row."""
+    protocol = results.what.protocols[0]
+    said = [(row.name, _order(results, row, protocol)) for row in results.what.rows]
+    return [f"order of methods agrees, {name}: {text}" for name, text in said if text]
 
 
 def claim_lines(results: Results) -> list[str]:
@@ -208,7 +218,7 @@ def _style(column: Column, columns: Sequence[Column]) -> dict[str, object]:
     """A colour a method; dashes tell apart its codecs, or its global model from personal ones."""
     families = list(dict.fromkeys(c.method.partition(", ")[0] for c in columns))
     family = column.method.partition(", ")[0]
-    kin = list(dict.fromkeys((c.method, c.kind) for c in columns if c.method.startswith(family)))
+    kin = [(c.method, c.kind) for c in columns if c.method.partition(", ")[0] == family]
     # The global model, where both are shown, comes first and is the dashed one.
     dashes = _DASHES[: len(kin)] if column.method != family else ("--", "-")[-len(kin) :]
     return {

@@ -40,7 +40,7 @@ class Traffic(NamedTuple):
 
 
 # What came of some rounds of a run.
-Recorded = tuple[State, Traffic] | DivergedError
+Advanced = tuple[State, Traffic] | DivergedError
 
 
 class Engine(ABC):
@@ -66,7 +66,7 @@ class Engine(ABC):
     @abstractmethod
     def record_all(
         self, setups: Sequence[Setup], states: Sequence[State], rounds: int
-    ) -> list[Recorded]:
+    ) -> list[Advanced]:
         """As `record`, for several runs at once; one that diverges does not stop the others.
 
         Args:

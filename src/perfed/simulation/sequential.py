@@ -15,10 +15,10 @@ import numpy as np
 
 from perfed.errors import DivergedError, require
 from perfed.simulation.engine import (
+    Advanced,
     ClientFunction,
     Engine,
     OnAllRuns,
-    Recorded,
     Traffic,
     kept_by,
 )
@@ -57,9 +57,9 @@ class Sequential(Engine):
 
     def record_all(
         self, setups: Sequence[Setup], states: Sequence[State], rounds: int
-    ) -> list[Recorded]:
+    ) -> list[Advanced]:
         """One run after another."""
-        outcomes: list[Recorded] = []
+        outcomes: list[Advanced] = []
         for setup, state in zip(setups, states, strict=True):
             try:
                 outcomes.append(self._rounds(setup, state, rounds))

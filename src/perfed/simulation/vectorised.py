@@ -20,10 +20,10 @@ from perfed.errors import require, require_count
 from perfed.objective import BLOCK
 from perfed.simulation.devices import AXIS, mesh
 from perfed.simulation.engine import (
+    Advanced,
     ClientFunction,
     Engine,
     OnAllRuns,
-    Recorded,
     Traffic,
     kept_by,
 )
@@ -88,16 +88,16 @@ class Vectorised(Engine):
 
     def record_all(
         self, setups: Sequence[Setup], states: Sequence[State], rounds: int
-    ) -> list[Recorded]:
+    ) -> list[Advanced]:
         """So many rounds, in blocks that are one call of a compiled program each."""
-        outcomes: list[Recorded] = []
+        outcomes: list[Advanced] = []
         for some, of_them in self._batches(setups, states):
             outcomes += self._side_by_side(some, of_them, rounds)
         return outcomes
 
     def _side_by_side(
         self, setups: Sequence[Setup], states: Sequence[State], rounds: int
-    ) -> list[Recorded]:
+    ) -> list[Advanced]:
         numbers, states = [setup.numbers() for setup in setups], list(states)
         nobody, cohort = self.setup.federation.clients, self.setup.cohort
         culprit = np.full(len(setups), nobody)
