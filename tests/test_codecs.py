@@ -32,6 +32,7 @@ ALL = [
     LowPrecision(4, norm="tensor"),
     LowPrecision(15, norm=7),
     LowPrecision(127),
+    LowPrecision(5, code="fixed"),
     LowPrecision(1023),
     LowPrecision(65536),
     Sign(),
@@ -254,6 +255,24 @@ def test_a_dense_message_is_packed_in_fixed_width() -> None:
         assert len(message) <= 6 + 3 + 4 + 1 + -(-4 * width // 8)
 
 
+@pytest.mark.parametrize(("s", "width"), [(1, 2), (5, 4), (10, 5)])
+def test_the_fixed_code_has_the_same_length_for_every_change(s: int, width: int) -> None:
+    """1 + ceil(log2(s + 1)) bits an entry, also where nearly all are zero; its values are those of
+    the shortest code, and either receiver reads it."""
+    codec, short = LowPrecision(s, code="fixed"), LowPrecision(s)
+    lengths = set()
+    for seed in range(3):
+        x = vectors(seed, 1000, 0, zeros=0.3 * seed)
+        message = codec.encode(key(seed), x)
+        lengths.add(len(message))
+        for receiver in (codec, short):
+            np.testing.assert_array_equal(receiver.decode(message, x), short.compress(key(seed), x))
+        assert len(short.encode(key(seed), x)) < len(message)
+    (length,) = lengths
+    head = len(LowPrecision(s, code="fixed").encode(key(0), np.zeros(0, np.float32)))
+    assert length - head in (1000 * width // 8, 1000 * width // 8 + 1)  # the number of entries
+
+
 def test_changes_that_are_not_finite_are_refused() -> None:
     for bad in (np.nan, np.inf):
         for codec in ALL:
@@ -389,6 +408,7 @@ def test_decoding_a_large_message_needs_little_memory(codec: Codec) -> None:
         (lambda: LowPrecision(0), "levels"),
         (lambda: LowPrecision(70_000), "levels"),
         (lambda: LowPrecision(1.5), "levels"),  # type: ignore[arg-type]
+        (lambda: LowPrecision(1, code="elias"), "code"),  # type: ignore[arg-type]
         (lambda: LowPrecision(1, norm="layer"), "norm"),  # type: ignore[arg-type]
         (lambda: LowPrecision(1, norm=0), "norm"),
         (lambda: TopK(0.0), "fraction"),

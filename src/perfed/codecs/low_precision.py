@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from perfed.codecs import packing
 from perfed.codecs.base import AnyArray, Codec, Sizes, Vector
 from perfed.codecs.packing import Reader, whole_bytes
-from perfed.errors import CodecError, require, require_count
+from perfed.errors import CodecError, require, require_choice, require_count
 from perfed.randomness import quick_uniform
 
 MOST_LEVELS = 1 << 16
@@ -43,12 +43,14 @@ class LowPrecision(Codec):
     With y_i = s |x_i| / norm, the level is floor(y_i), or one more with probability
     y_i - floor(y_i), so the receiver's vector is x on average. Levels are written in the shortest
     of three codes: sign and level in fixed width; the places, signs and levels of the entries that
-    are not zero; or a Rice code of all.
+    are not zero; or a Rice code of all. The receiver knows which from the message.
 
     Attributes:
         levels: s, the number of levels above zero.
         norm: what the Euclidean norm is taken of: the `whole` change as in the paper, each `tensor`
             of the model, or buckets of so many entries.
+        code: the `shortest` code, or always the one of `fixed` width, whose messages are all
+            equally long: 1 + ceil(log2(s + 1)) bits an entry.
     """
 
     name: ClassVar[str] = "low-precision"
@@ -56,9 +58,11 @@ class LowPrecision(Codec):
 
     levels: int = 1
     norm: Literal["whole", "tensor"] | int = "whole"
+    code: Literal["shortest", "fixed"] = "shortest"
 
     def __post_init__(self) -> None:
         require_count("levels", self.levels)
+        require_choice("code", self.code, ("shortest", "fixed"))
         allowed = f"must be at most {MOST_LEVELS}: more say less than float16 for as many bits"
         require(self.levels <= MOST_LEVELS, "levels", self.levels, allowed)
         if self.norm not in ("whole", "tensor"):
@@ -146,8 +150,11 @@ class LowPrecision(Codec):
         return Levels(norm, np.negative(level, out=level, where=negative))
 
     def _plan(self, level: Int[Array, " p"]) -> Plan:
-        """The shortest code for these levels; its length follows from a few sums."""
+        """The code for these levels; its length follows from a few sums."""
         p = level.shape[0]
+        plain = jnp.int32(whole_bytes(p * self._width))
+        if self.code == "fixed":
+            return Plan(jnp.int32(FIXED), jnp.int32(0), plain)
         size = jnp.abs(level)
         n, most = jnp.sum(size > 0, dtype=jnp.int32), p * self.levels
         signs = whole_bytes(n)
@@ -163,7 +170,7 @@ class LowPrecision(Codec):
         )
         lengths = jnp.stack(
             [
-                jnp.int32(whole_bytes(p * self._width)),
+                plain,
                 places + above.bytes,
                 dense.bytes + signs,
             ]

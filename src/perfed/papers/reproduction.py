@@ -83,12 +83,16 @@ class Claim(NamedTuple):
         row: where; "" means in every row.
         ahead: the column that is ahead.
         of: the others.
+        score: by which score.
+        printed: by how much, in each row, where the text says so.
     """
 
     text: str
     row: str
     ahead: str
     of: tuple[str, ...]
+    score: str
+    printed: dict[str, tuple[float, ...]]
 
 
 @final
@@ -149,7 +153,14 @@ class Reproduction:
         protocols = values.get("protocol", [{"name": "", "printed": True}])
         shown = {row.name for row in rows}
         claims = [
-            Claim(c["text"], c.get("row", ""), c["ahead"], tuple(c["of"]))
+            Claim(
+                c["text"],
+                c.get("row", ""),
+                c["ahead"],
+                tuple(c["of"]),
+                c.get("score", values["score"][0]),
+                {row: tuple(gaps) for row, gaps in c.get("printed", {}).items()},
+            )
             for c in values.get("claim", [])
             if c.get("row", "") in {"", *shown} and not (quick and c.get("full_only", False))
         ]

@@ -170,10 +170,11 @@ class Results:
 
     def _judge(self, claim: Claim, row: Row) -> tuple[bool, str]:
         named = {column.name: column for column in row.columns}
-        sign = -1.0 if self.what.score[0] in ERRORS else 1.0
+        sign = -1.0 if claim.score in ERRORS else 1.0
+        printed = claim.printed.get(row.name, (None,) * len(claim.of))
         parts, good = [], True
-        for other in claim.of:
-            pair = self._pair(row, named[claim.ahead], named[other])
+        for other, gap_printed in zip(claim.of, printed, strict=True):
+            pair = self._pair(row, named[claim.ahead], named[other], claim.score)
             if pair is None:
                 return False, f"{row.name}: runs failed"
             where, ahead, behind = pair
@@ -181,18 +182,19 @@ class Results:
             gap = over_seeds(sign * (ahead - behind))
             good &= bool(gap.mean > 0)
             half = "" if np.isnan(gap.half) else f" ± {gap.half:.2g}"
-            parts.append(f"{gap.mean:+.3g}{half} over {other}{where}")
+            said = "" if gap_printed is None else f" (printed {gap_printed:+g})"
+            parts.append(f"{gap.mean:+.3g}{half}{said} over {other}{where}")
         return good, f"{row.name}: {', '.join(parts)}"
 
     def _pair(
-        self, row: Row, one: Column, other: Column
+        self, row: Row, one: Column, other: Column, score: str
     ) -> tuple[str, Float[np.ndarray, " seeds"], Float[np.ndarray, " seeds"]] | None:
         """What two columns come to, by seed, and where: curves when the first of the two ends."""
         if self.what.x is None:
             protocol = self.what.protocols[0]
             both = [self.values(row, column, protocol) for column in (one, other)]
             return None if both[0] is None or both[1] is None else ("", both[0], both[1])
-        curves = [self._curves(row, column, self.what.score[0]) for column in (one, other)]
+        curves = [self._curves(row, column, score) for column in (one, other)]
         if curves[0] is None or curves[1] is None:
             return None
         along = [x.mean(axis=0) for x, _ in (curves[0], curves[1])]

@@ -208,6 +208,11 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
     axes.set_ylabel(score_name(score))
     if what.log_y and score.endswith("loss"):
         axes.set_yscale("log")
+    elif x == "round":
+        # As in the papers: where curves differ, not where they all begin.
+        later = [c.mean[c.x >= longest / 10] for _, c in curves if c is not None]
+        low, high = min(map(np.min, later), default=0.0), max(map(np.max, later), default=1.0)
+        axes.set_ylim(low - (high - low) / 10, high + (high - low) / 10)
     if what.log_x:
         axes.set_xscale("log")
     if not _shared(results):
