@@ -98,6 +98,13 @@ class Codec(ABC):
         start = bytes([MAGIC, VERSION, self.number])
         return start + varint(sum(_sizes(like))) + check.to_bytes(2, "little")
 
+    def variance(self, sizes: Sizes) -> float | None:
+        """FedPAQ's q, Assumption 1: E|Q(x) - x|^2 <= q |x|^2 for a tree of arrays so large.
+
+        None where E Q(x) is not x, which the assumption asks for as well.
+        """
+        return None
+
     # For subclasses: a vector becomes symbols, symbols become values or bytes, bytes symbols.
 
     @abstractmethod

@@ -88,6 +88,14 @@ class LowPrecision(Codec):
         unit = symbols.norm * jnp.float32(1 / self.levels)
         return self._each(unit, sizes) * symbols.level.astype(jnp.float32)
 
+    def variance(self, sizes: Sizes) -> float:
+        """min(d/s^2, sqrt(d)/s) for the largest part, of d entries, that has a norm of its own."""
+        if self.norm == "tensor":
+            d = max(sizes)
+        else:
+            d = sum(sizes) if self.norm == "whole" else min(int(self.norm), sum(sizes))
+        return min(d / self.levels**2, d**0.5 / self.levels)
+
     def symbols_bytes(self, symbols: Levels, sizes: Sizes) -> Int[Array, ""]:
         """The setting, the norms, and the shortest code."""
         fixed = len(self._settings) + 4 * symbols.norm.shape[0] + 1

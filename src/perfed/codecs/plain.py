@@ -36,6 +36,10 @@ class Float32(Codec):
         """The entries."""
         return symbols
 
+    def variance(self, sizes: Sizes) -> float:
+        """Nothing is lost."""
+        return 0.0
+
     def symbols_bytes(self, symbols: Vector, sizes: Sizes) -> int:
         """Four for each entry."""
         return 4 * sum(sizes)
@@ -63,6 +67,10 @@ class _Half(Codec, ABC):
     def values(self, symbols: Vector, sizes: Sizes) -> Vector:
         """The same numbers."""
         return symbols.astype(jnp.float32)
+
+    def variance(self, sizes: Sizes) -> float:
+        """Rounding to the nearest is not unbiased, but no further off than this."""
+        return float(jnp.finfo(self.kind).eps / 2) ** 2
 
     def symbols_bytes(self, symbols: Vector, sizes: Sizes) -> int:
         """Two for each entry."""

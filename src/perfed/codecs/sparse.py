@@ -120,6 +120,13 @@ class RandomK(Codec):
         value = self.inner.values(symbols.value, (k,))
         return jnp.zeros(p).at[_drawn(symbols.seed, k, p)].set(value, unique_indices=True)
 
+    def variance(self, sizes: Sizes) -> float | None:
+        """p/k - 1, and what the inner codec adds to what is drawn; without error feedback."""
+        p = sum(sizes)
+        k = _count(self.fraction, p)
+        inner = self.inner.variance((k,))
+        return None if inner is None or self.error_feedback else (1 + inner) * p / k - 1
+
     def symbols_bytes(self, symbols: Drawn, sizes: Sizes) -> Any:
         """The seed and the values."""
         k = _count(self.fraction, sum(sizes))
