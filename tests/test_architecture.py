@@ -28,9 +28,10 @@ MAY_IMPORT = {
         "simulation",
         "evaluation",
     },
+    "theory": {"objective", "methods", "codecs", "data", "simulation", "evaluation", "experiment"},
     "papers": {"data", "evaluation", "experiment"},
-    "report": {"data", "evaluation", "experiment", "papers"},
-    "cli": {"data", "experiment", "papers", "report"},
+    "report": {"data", "evaluation", "experiment", "papers", "theory"},
+    "cli": {"data", "experiment", "papers", "report", "theory"},
 }
 
 

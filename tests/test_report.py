@@ -108,6 +108,7 @@ def recorded(
             "scoring": 3.2,
             "recording": 0.4,
         },
+        theory=None,
     )
 
 

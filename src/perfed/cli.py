@@ -1,10 +1,11 @@
 """The command line. It reads arguments and shows results; everything else is elsewhere."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import typer
 from rich.console import Console
@@ -20,7 +21,7 @@ from perfed.experiment.adapt import adapt, client_rows, load_model
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
 from perfed.experiment.config import DataConfig
 from perfed.experiment.files import write_whole
-from perfed.experiment.recording import Recording
+from perfed.experiment.recording import Recording, recorded_config
 from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
 from perfed.experiment.sweep import Sweep, lines, points
@@ -34,7 +35,9 @@ from perfed.report.tables import (
     data_table,
     result_table,
     sweep_table,
+    theory_tables,
 )
+from perfed.report.theory_words import bound_line, distance_line, number
 
 Table = Literal["markdown", "latex"]
 
@@ -287,6 +290,83 @@ def _show_reproduced(results: Results) -> None:
     out.print(f"written to {escape(str(folder))}: results.md, {figure.name}, a report for each row")
     if results.failures:
         raise typer.Exit(1)
+
+
+@app.command("diagnose")
+def diagnose_command(
+    what: Annotated[
+        Path, typer.Argument(metavar="CONFIG|DIR", help="A TOML file, or the folder of a run.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="ROUNDS", help="Also measure after so many rounds of the run."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Also write all as JSON there.")
+    ] = None,
+) -> None:
+    """Measure a federation and check the conditions of the theorems on its method.
+
+    Of CONFIG the first model is measured; of a finished run its last, and its report gets a panel.
+    """
+    with _errors_shown():
+        if file is not None:
+            _check_folder_of(file)
+        folder = what if what.is_dir() else None
+        if folder is not None and (settings or after):
+            raise ConfigError("--set and --after are for a CONFIG; a run has its settings already")
+        theory = _studied(what, settings or [], after)
+        written = json.dumps(theory, indent=1, allow_nan=False).encode()
+        _show_theory(theory)
+        if file is not None:
+            write_whole(file, written)
+            out.print(f"written to {file}")
+        if folder is not None:
+            write_whole(folder / rundir.THEORY, written)
+            out.print(f"a panel of it is in {_write_report([folder])}")
+
+
+def _studied(what: Path, settings: list[str], after: int | None) -> dict[str, Any]:
+    from perfed.theory.constants import measure
+    from perfed.theory.study import of_constants
+
+    with err.status("reading the data") as status:
+
+        def say(line: str) -> None:
+            status.update(f"measuring: {line}")
+
+        if what.is_dir():
+            config = recorded_config(what)
+            engine, at = config.build(), f"the run's last model (round {config.rounds})"
+            constants = measure(engine, load_model(_model_file(what)).params, say=say)
+            return of_constants(engine, config.rounds, constants, at).as_json()
+        config = Config.load(what, settings)
+        engine, at = config.build(), "the first model"
+        constants = measure(engine, say=say)
+        if after:
+            say(f"{after} rounds")
+            state = engine.advance(engine.start(), after)
+            at = f"the first model and after {after} rounds"
+            constants = constants.joined(measure(engine, state.w, say=say))
+        return of_constants(engine, config.rounds, constants, at).as_json()
+
+
+def _show_theory(theory: dict[str, Any]) -> None:
+    constants, conditions = theory_tables(theory)
+    out.print(constants)
+    out.print(distance_line(theory))
+    out.print(conditions)
+    for condition in theory["conditions"]:
+        if not condition["holds"]:
+            told = f"{condition['text']} ({condition['source']}): {condition['risk']}"
+            out.print(f"[yellow]note[/] {escape(told)}", soft_wrap=True)
+    if theory["terms"]:
+        terms = ", ".join(f"{name} {number(value)}" for name, value in theory["terms"].items())
+        out.print(f"{bound_line(theory)[:-1]}: {terms}", soft_wrap=True)
 
 
 @app.command("adapt")

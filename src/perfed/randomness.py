@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     PERSONALISE = 4
     UPLINK = 5
     DOWNLINK = 6
+    THEORY = 7
 
 
 def fold(

@@ -94,7 +94,7 @@ class LowPrecision(Codec):
             d = max(sizes)
         else:
             d = sum(sizes) if self.norm == "whole" else min(int(self.norm), sum(sizes))
-        return min(d / self.levels**2, d**0.5 / self.levels)
+        return float(min(d / self.levels**2, d**0.5 / self.levels))
 
     def symbols_bytes(self, symbols: Levels, sizes: Sizes) -> Int[Array, ""]:
         """The setting, the norms, and the shortest code."""

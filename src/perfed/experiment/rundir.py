@@ -10,6 +10,7 @@
   `clients/NAME.safetensors`, one a client, each like `model.safetensors`.
 - `data.safetensors`: how inputs were scaled for each client, and how many examples of each class
   each has.
+- `theory.json`: what `perfed diagnose DIR` has found, if it was asked.
 - `report.html`: a page to look at, which the command `perfed run` makes last.
 - `checkpoints/`: where the run stood; what `perfed resume` goes on from.
 """
@@ -36,7 +37,7 @@ from perfed.data import Federation
 from perfed.data.describe import Description
 from perfed.errors import ConfigError, DataError
 from perfed.evaluation import score_order
-from perfed.experiment.files import write_whole
+from perfed.experiment.files import read_json, write_whole
 from perfed.experiment.observers import forget
 from perfed.experiment.saved import named_leaves, saved_model
 from perfed.experiment.simulate import Result
@@ -48,6 +49,7 @@ SUMMARY, MODEL, CLIENTS, DATA = (
 )  # fmt: skip
 CHECKPOINTS = "checkpoints"
 REPORT = "report.html"
+THEORY = "theory.json"
 VERSIONS = ("perfed", "jax", "jaxlib", "numpy", "pyarrow", "safetensors")
 
 PersonalModels = Literal["stacked", "files", "none"]
@@ -80,7 +82,7 @@ def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
     """Write what is known before the first round."""
     folder.mkdir(parents=True, exist_ok=True)
     # What an earlier run left behind must not pass for this one's.
-    for name in (SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT):
+    for name in (SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT, THEORY):
         (folder / name).unlink(missing_ok=True)
     for left in (folder / CHECKPOINTS).glob("*"):
         left.unlink()
@@ -236,6 +238,7 @@ class Recorded:
         labels: the classes' names; None: a regression.
         train_counts: how many training examples of each class each client has.
         timing: what the time was spent on.
+        theory: `theory.json`, if there is one.
     """
 
     path: Path
@@ -250,6 +253,7 @@ class Recorded:
     labels: tuple[str, ...] | None
     train_counts: Int[np.ndarray, "clients classes"]
     timing: dict[str, float]
+    theory: dict[str, Any] | None
 
 
 def read_run(path: Path) -> Recorded:
@@ -292,7 +296,7 @@ def read_run(path: Path) -> Recorded:
     return Recorded(
         path, config, environment_, summary, rounds, scores, costs, names,
         data["test_size"], None if labels is None else tuple(labels), data["train_counts"],
-        summary["timing"],
+        summary["timing"], read_json(path / THEORY) if (path / THEORY).exists() else None,
     )  # fmt: skip
 
 

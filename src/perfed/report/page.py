@@ -55,6 +55,7 @@ def report_page(runs: Sequence[Recorded], title: str) -> str:
         gains,
         sections.label_section(groups[0].first),
         sections.time_section(groups),
+        sections.theory_section(groups),
         sections.settings_section(groups),
         sections.environment_section(groups),
     ]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from perfed.report.groups import (
 from perfed.report.headline import NOTHING, Cell, Headline, caption, headline, shown
 from perfed.report.markup import escaped
 from perfed.report.page_data import BARS, BUBBLES, COLUMNS, DOTS, POINTS, ROWS, clipped, evenly
+from perfed.report.theory_words import bound_line, number, verdict
 
 # Rows of a table behind a chart; more are thinned or left out, and the caption says so.
 _ROWS = 25
@@ -317,6 +318,40 @@ def time_section(groups: Sequence[Group]) -> Section | None:
         f'<ul class="legend" aria-label="Parts">{keys}</ul>\n{chart}\n'
         f"{markup.details('The seconds as a table', table)}",
     )
+
+
+def theory_section(groups: Sequence[Group]) -> Section | None:
+    """What `perfed diagnose` found of the runs, where it was asked."""
+    parts = []
+    for group in groups:
+        for run in group.runs:
+            if run.theory is not None:
+                parts.append(_theory_of(f"{group.label}, seed {run.config['seed']}", run.theory))
+    return Section("theory", "Theory", "\n".join(parts)) if parts else None
+
+
+def _theory_of(name: str, theory: Mapping[str, Any]) -> str:
+    conditions = markup.table(
+        ("Condition", "From", "Here", "Limit", "Verdict", "What breaking it risks"),
+        [
+            (c["text"], c["source"], number(c["value"]), number(c["limit"]), verdict(c), c["risk"])
+            for c in theory["conditions"]
+        ],
+        f"Conditions of the theorems for {name}, with constants measured at {theory['at']}.",
+        left=2,
+    )
+    constants = markup.table(
+        ("Constant", "What it is", "Value", "Between", "and"),
+        [
+            (c["name"], c["meaning"], number(c["value"]), number(c["low"]), number(c["high"]))
+            for c in theory["constants"]
+        ],
+        "Measured constants of the papers' assumptions.",
+        left=2,
+    )
+    terms = [(key, number(value)) for key, value in theory["terms"].items()]
+    bound = markup.table(("Term", "Value"), terms, bound_line(theory)) if terms else ""
+    return f"{conditions}\n{markup.details('Constants and bound', constants + bound)}"
 
 
 def settings_section(groups: Sequence[Group]) -> Section:

@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -12,6 +13,7 @@ from perfed.experiment.adapt import Adapted
 from perfed.experiment.comparison import Row
 from perfed.experiment.simulate import Result
 from perfed.experiment.sweep import Line
+from perfed.report.theory_words import number, verdict
 
 _STATISTICS = {
     "mean": "mean",
@@ -50,6 +52,28 @@ def cost_line(result: Result) -> str:
     if costs.seconds is None:
         return line
     return f"{line}; {costs.seconds[-1]:.4g} s over the simulated network"
+
+
+def theory_tables(theory: Mapping[str, Any]) -> list[Table]:
+    """What `perfed diagnose` found: the constants, and the conditions."""
+    constants = _table(f"Constants at {theory['at']}")
+    for heading in ("", "what it is", "value", "between", "and"):
+        constants.add_column(heading, justify="left" if heading in ("", "what it is") else "right")
+    for c in theory["constants"]:
+        constants.add_row(
+            c["name"], c["meaning"], number(c["value"]), number(c["low"]), number(c["high"])
+        )
+    conditions = _table(f"Conditions for {theory['method']}")
+    for heading in ("condition", "here", "limit", "", "from"):
+        justify: Any = "right" if heading in ("here", "limit") else "left"
+        conditions.add_column(
+            heading, justify=justify, no_wrap=heading not in ("condition", "from")
+        )
+    for c in theory["conditions"]:
+        colour = "green" if c["holds"] else "red"
+        told = f"[{colour}]{verdict(c)}[/]"
+        conditions.add_row(c["text"], number(c["value"]), number(c["limit"]), told, c["source"])
+    return [constants, conditions]
 
 
 def comparison_table(rows: Sequence[Row]) -> Table:

@@ -1,0 +1,1 @@
+"""What the papers prove, as tools: constants of a federation, conditions, bounds, advice."""

@@ -1,0 +1,264 @@
+"""Which conditions of the theorems a run meets, by what factor, and what breaking one risks."""
+
+from collections.abc import Callable
+from math import ceil, inf, log, sqrt
+from typing import Literal, NamedTuple
+
+from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe
+from perfed.objective import BatchSize
+from perfed.simulation import Setup
+from perfed.theory import bounds
+from perfed.theory.constants import Constants
+
+# An inner problem counts as solved when what is left of its first error is this part of it.
+_INNER_LEFT = 0.1
+
+Sense = Literal["at most", "at least"]
+
+
+class Condition(NamedTuple):
+    """A condition, and how a run stands to it.
+
+    Attributes:
+        text: as the paper writes it.
+        source: whose it is; "practice": no theorem's, but what such steps need in any case.
+        value: the run's.
+        sense: whether the value must be at most or at least the limit.
+        limit: what the measured constants allow.
+        risk: what breaking it risks, in plain words.
+    """
+
+    text: str
+    source: str
+    value: float
+    sense: Sense
+    limit: float
+    risk: str
+
+    @property
+    def factor(self) -> float:
+        """By what the limit is passed: 1 is just at it, above 1 is broken."""
+        larger, smaller = self.value, self.limit
+        if self.sense == "at least":
+            larger, smaller = smaller, larger
+        return larger / smaller if smaller > 0 else inf
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does."""
+        return self.factor <= 1
+
+
+class Diagnosis(NamedTuple):
+    """What the theory says of a run.
+
+    Attributes:
+        method: the run's method.
+        derived: what follows from the constants, by the papers' names.
+        conditions: what the theorems ask for.
+        theorem: which bound `terms` are of.
+        terms: of its right-hand side, by name.
+        hidden: whether a factor O(1) is missing from them.
+    """
+
+    method: str
+    derived: dict[str, float]
+    conditions: list[Condition]
+    theorem: str
+    terms: dict[str, float]
+    hidden: bool
+
+    @property
+    def broken(self) -> list[Condition]:
+        """The conditions that do not hold."""
+        return [condition for condition in self.conditions if not condition.holds]
+
+
+def diagnose(setup: Setup, constants: Constants, rounds: int) -> Diagnosis:
+    """How a run of so many rounds stands to the theorems on its method."""
+    by_method: dict[type[Method], Callable[..., Diagnosis]] = {
+        FedAvg: _fedavg,
+        Local: _local,
+        PerFedAvg: _per_fedavg,
+        PFedMe: _pfedme,
+    }
+    check = by_method.get(type(setup.method))
+    if check is None:
+        practical: list[Condition] = []
+        return Diagnosis(setup.method.name, {}, practical, "none", {}, False)
+    return check(setup.method, setup, constants, rounds)
+
+
+def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+    """FedPAQ's theorems; without a quantiser q is 0."""
+    L, mu, r, n = c.L.value, c.mu.value, setup.cohort, c.clients
+    T, m = rounds * method.tau, _size(method.batch)
+    found = [_descent("lr", method.lr, L)]
+    derived = {"T": float(T)}
+    q = c.q
+    if q is None:
+        risk = "the quantiser's errors add up instead of cancelling; no bound applies"
+        found.append(_rule("the codec is unbiased", "FedPAQ, Assumption 1", 1, "at most", 0, risk))
+        return Diagnosis(method.name, derived, found, "none", {}, False)
+    derived |= {
+        "q": q,
+        "B_1": bounds.fedpaq_b1(L, q, r, n),
+        "B_2": bounds.fedpaq_b2(q, r, n),
+    }
+    if method.diminishing:
+        source = "FedPAQ, Theorem 1"
+        risk = "lr is for a curvature that some client does not have: progress stalls early"
+        found.append(_rule("4/lr <= mu", source, 4 / method.lr, "at most", mu, risk))
+        terms: dict[str, float] = {}
+        if mu > 0:
+            k0 = bounds.fedpaq_k0(L, mu, q, method.tau, r, n)
+            derived["k_0"] = k0
+            C = bounds.fedpaq_c(L, mu, c.sigma_G.value, q, r, n, m)
+            derived |= C._asdict()
+            risk = "the bound says nothing yet of a run that short"
+            found.append(_rule("K >= k_0", source, rounds, "at least", k0, risk))
+            distance2 = (c.B.value / mu) ** 2
+            terms = bounds.fedpaq_theorem_1(distance2, C, max(rounds, k0), k0, method.tau)._asdict()
+        return Diagnosis(method.name, derived, found, source, terms, False)
+    source = "FedPAQ, Theorem 2"
+    rate = 1 / (L * sqrt(T))
+    risk = "the noise of batches, cohorts and messages levels off higher than it could"
+    found.append(_rule("lr <= 1/(L sqrt(T))", source, method.lr, "at most", rate, risk))
+    longest = bounds.longest_period(q, rounds, method.tau, r, n)
+    risk = "clients drift apart between messages, and their mean is no longer a descent"
+    text = "tau <= (sqrt(B_2^2 + 0.8) - B_2)/8 sqrt(T)"
+    found.append(_rule(text, source, method.tau, "at most", longest, risk))
+    derived["N_1"], derived["N_2"] = bounds.fedpaq_n(c.sigma_G.value, q, r, n, m)
+    given = bounds.fedpaq_theorem_2(c.loss, L, c.sigma_G.value, q, method.tau, rounds, r, n, m)
+    return Diagnosis(method.name, derived, found, source, given._asdict(), False)
+
+
+def _local(method: Local, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+    """No federation, no theorem."""
+    found = [_descent("lr", method.lr, c.L.value)]
+    return Diagnosis(method.name, {}, found, "none", {}, False)
+
+
+def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+    """Lemmas 4.2 to 4.4 and Theorem 4.5."""
+    L, alpha, beta = c.L.value, method.alpha, method.beta
+    D = _size(method.batch)
+    D1, D2 = (_size(size or method.batch) for size in (method.batch_outer, method.batch_hessian))
+    L_F = bounds.per_fedavg_smoothness(L, c.rho.value, c.B.value, alpha)
+    sigma_F2 = bounds.per_fedavg_variance(
+        c.B.value, L, c.sigma_G.value, c.sigma_H.value, alpha, D, D1, D2
+    )
+    gamma_F2 = bounds.per_fedavg_diversity(c.B.value, c.gamma_G.value, c.gamma_H.value, alpha)
+    source = "Per-FedAvg, Theorem 4.5"
+    overshoots = (
+        "one step of adaptation overshoots, and the personal models are worse than w itself"
+    )
+    found = [
+        _rule("alpha <= 1/L", source, alpha, "at most", 1 / L, overshoots),
+        _rule(
+            "beta <= 1/(10 tau L_F)", source, beta, "at most", 1 / (10 * method.tau * L_F),
+            "clients drift apart within a round; far above it, losses grow instead of falling",
+        ),
+        _descent("beta", beta, L),
+    ]  # fmt: skip
+    terms = bounds.theorem_4_5(
+        c.loss, L, L_F, sigma_F2, gamma_F2, c.sigma_G.value, alpha, beta, method.tau, rounds,
+        setup.cohort, c.clients, D,
+    )  # fmt: skip
+    derived = {
+        "L_F": L_F,
+        "sigma_F": sqrt(sigma_F2),
+        "gamma_F": sqrt(gamma_F2),
+        "bias": bounds.per_fedavg_bias(L, c.sigma_G.value, alpha, D),
+    }
+    return Diagnosis(method.name, derived, found, source, terms._asdict(), True)
+
+
+def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+    """Proposition 1, Lemmas 1 and 2, and Theorem 1 or 2."""
+    L, mu, lam, beta, R = c.L.value, c.mu.value, method.lam, method.beta, method.local_rounds
+    l2 = setup.task.l2
+    # Eigenvalues at the low end are found last, from above; a penalty is a floor for them.
+    if l2 > 0 and mu >= 0.99 * l2:
+        mu = max(c.mu.low, l2)
+    convex = c.mu.low > 0 or mu == l2 > 0
+    kappa = bounds.inner_condition(lam, L, mu)
+    nu = method.nu or 0.0
+    delta2 = bounds.inner_error(
+        lam, L, mu if convex else 0.0, c.sigma_G.value, _size(method.batch), nu
+    )
+    derived = {"L_F": lam, "kappa": kappa, "delta": sqrt(delta2)}
+    practice = [
+        _rule(
+            "inner_lr < 2/(lambda + L)", "practice", method.inner_lr, "at most", 2 / (lam + L),
+            "the inner solver diverges, and the personal models with it",
+        ),
+        _rule(
+            "eta lambda <= 1", "practice", method.eta * lam, "at most", 1.0,
+            "a local step goes past the personal model it aims at; above 2 it diverges",
+        ),
+        _rule(
+            "K >= kappa log(10)", "practice", method.inner_steps, "at least",
+            inner_steps(lam, L, mu, method.inner_lr),
+            "inner problems are left half solved: the personal models stay near w, and "
+            "delta is larger than Lemma 1 says",
+        ),
+    ]  # fmt: skip
+    beta_risk = "the theorems do not cover it: the server moves less than the clients say"
+    if convex:
+        source = "pFedMe, Theorem 1"
+        mu_F = bounds.moreau_convexity(lam, mu)
+        eta_hat = bounds.eta_hat_1(lam, mu, beta)
+        derived |= {"mu_F": mu_F, "kappa_F": lam / mu_F, "eta_hat_1": eta_hat}
+        found = [
+            _rule("T >= 2/(eta_hat_1 mu_F)", source, rounds, "at least", 2 / (eta_hat * mu_F),
+                  "the bound says nothing yet of a run that short"),
+        ]  # fmt: skip
+        # Measured here, not at w*, which is not known; |grad F_i| is at most |grad f_i|.
+        sigma_F1_2 = float((c.client_B**2).mean())
+        derived["sigma_F1"] = sqrt(sigma_F1_2)
+        given = bounds.pfedme_theorem_1(
+            (c.B.value / mu_F) ** 2, sigma_F1_2, delta2, lam, mu, beta, R, rounds,
+            setup.cohort, c.clients,
+        )  # fmt: skip
+    else:
+        source = "pFedMe, Theorem 2"
+        eta_hat = bounds.eta_hat_2(lam)
+        diversity = bounds.moreau_diversity(lam, L, c.gamma_G.value)
+        derived |= {"sigma_F2": sqrt(diversity), "eta_hat_2": eta_hat}
+        risk = "inner problems may have several solutions, and the envelope is not smooth"
+        limit = max(2 * sqrt(2) * L, sqrt(8 * L**2 + 1))
+        found = [_rule("lambda > 2 sqrt(2) L", source, lam, "at least", limit, risk)]
+        given = bounds.pfedme_theorem_2(
+            c.loss, diversity, delta2, lam, beta, R, rounds, setup.cohort, c.clients
+        )
+    text = f"eta <= {'eta_hat_1' if convex else 'eta_hat_2'}/(beta R)"
+    risk = "local models drift apart; far above it, the global model swings or diverges"
+    found.append(_rule(text, source, method.eta, "at most", eta_hat / (beta * R), risk))
+    found.append(_rule("beta >= 1", source, beta, "at least", 1.0, beta_risk))
+    return Diagnosis(method.name, derived, found + practice, source, given._asdict(), True)
+
+
+def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) -> int:
+    """K for gradient descent on the inner problem: its error falls by 1 - lr (lambda + mu) a step.
+
+    With the step 1/(lambda + L) that is 1 - 1/kappa, so K = kappa log(1/what is left).
+    """
+    rate = (inner_lr or 1 / (lam + L)) * (lam + max(mu, 0.0))
+    if rate >= 1:
+        return 1
+    return max(1, ceil(log(_INNER_LEFT) / log(1 - rate)))
+
+
+def _descent(name: str, rate: float, L: float) -> Condition:
+    risk = "steps along the sharpest client's sharpest direction overshoot, and losses may grow"
+    return _rule(f"{name} < 2/L", "practice", rate, "at most", 2 / L, risk)
+
+
+def _rule(text: str, source: str, value: float, sense: Sense, limit: float, risk: str) -> Condition:
+    return Condition(text, source, float(value), sense, float(limit), risk)
+
+
+def _size(batch: BatchSize) -> float:
+    """A batch of all data has no noise."""
+    return inf if isinstance(batch, str) else float(batch)

@@ -1,0 +1,487 @@
+"""The constants of the papers' assumptions, measured at a model, without ever forming a Hessian.
+
+Assumptions 2 to 5 of Per-FedAvg, 1 to 3 of pFedMe, 1 to 4 of FedPAQ bound gradients, curvatures and
+their spread for *all* models; what is measured here holds at one. Every number comes with an
+interval: where examples or clients are sampled, of 95 % confidence; where an eigenvalue is
+approached from below, up to its residual.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
+from scipy import stats
+from scipy.linalg import eigh_tridiagonal
+
+from perfed.errors import require_count
+from perfed.objective import Batch, Objective, Params
+from perfed.randomness import Purpose, fold, permuted
+from perfed.simulation import Engine, State
+from perfed.simulation.engine import ClientFunction
+from perfed.simulation.setup import Kept, Setup, World
+
+# Clients that are measured at once, for each device: those of one group are of about one size, and
+# go through as many blocks of examples as the largest of them.
+_GROUP = 8
+
+# What float32 products leave of an eigenvalue, relative to the largest.
+_ROUNDING = 2e-6
+
+Matvec = Callable[[Float[Array, " p"]], Float[Array, " p"]]
+
+
+class Estimate(NamedTuple):
+    """A number, and an interval it lies in."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> "Estimate":
+        """A number that is known up to rounding."""
+        return cls(float(value), float(value), float(value))
+
+    def root(self) -> "Estimate":
+        """The square root."""
+        return Estimate(*(float(np.sqrt(max(part, 0.0))) for part in self))
+
+
+@final
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent on measuring.
+
+    Attributes:
+        steps: Lanczos steps for a client's curvature.
+        examples: examples of a client whose gradients are compared.
+        hessian_examples: examples of a client whose Hessians are compared.
+        hessian_clients: clients whose Hessians are compared with the average one.
+        hessian_steps: Lanczos steps for a difference of Hessians.
+        tensor_starts: directions from which the third derivative is climbed.
+        tensor_steps: steps of each climb.
+    """
+
+    steps: int = 30
+    examples: int = 256
+    hessian_examples: int = 6
+    hessian_clients: int = 16
+    hessian_steps: int = 12
+    tensor_starts: int = 3
+    tensor_steps: int = 8
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            require_count(field, value)
+
+
+USUAL = Effort()
+
+
+@final
+@dataclass(frozen=True)
+class Constants:
+    """What the theorems ask for, at one model.
+
+    Attributes:
+        B: largest |grad f_i|.
+        L: largest |Hessian of f_i| (spectral norm): smoothness.
+        mu: smallest eigenvalue of any client's Hessian; below 0, f_i is not convex there.
+        rho: largest third derivative of f_i, the Hessian's Lipschitz constant nearby; found by
+            climbing, so no less than this.
+        sigma_G: root of the largest client's mean |grad l(z) - grad f_i|^2; pFedMe's gamma_f and
+            FedPAQ's sigma.
+        sigma_H: the same for Hessians of single examples.
+        gamma_G: root of the mean over clients of |grad f_i - grad f|^2; pFedMe's sigma_f.
+        gamma_H: the same for Hessians.
+        q: the codec's (FedPAQ, Assumption 1); None: it is not unbiased.
+        example_B: largest gradient of a single example that was looked at, for (14a).
+        loss: f(w), the mean over clients of f_i.
+        client_L: each client's L_i.
+        client_B: each client's B_i.
+        clients: n.
+        parameters: how many the model has.
+    """
+
+    B: Estimate
+    L: Estimate
+    mu: Estimate
+    rho: Estimate
+    sigma_G: Estimate
+    sigma_H: Estimate
+    gamma_G: Estimate
+    gamma_H: Estimate
+    q: float | None
+    example_B: float
+    loss: float
+    client_L: Float[np.ndarray, " clients"]
+    client_B: Float[np.ndarray, " clients"]
+    clients: int
+    parameters: int
+
+    def joined(self, other: "Constants") -> "Constants":
+        """What bounds both: at two models of one federation."""
+
+        def larger(one: Estimate, two: Estimate) -> Estimate:
+            return Estimate(*(max(pair) for pair in zip(one, two, strict=True)))
+
+        both = {
+            name: larger(getattr(self, name), getattr(other, name))
+            for name in ("B", "L", "rho", "sigma_G", "sigma_H", "gamma_G", "gamma_H")
+        }
+        return Constants(
+            **both,
+            mu=Estimate(*(min(pair) for pair in zip(self.mu, other.mu, strict=True))),
+            q=self.q,
+            example_B=max(self.example_B, other.example_B),
+            loss=self.loss,
+            client_L=np.maximum(self.client_L, other.client_L),
+            client_B=np.maximum(self.client_B, other.client_B),
+            clients=self.clients,
+            parameters=self.parameters,
+        )
+
+
+def measure(
+    engine: Engine,
+    w: Params | None = None,
+    effort: Effort = USUAL,
+    say: Callable[[str], None] = lambda line: None,
+) -> Constants:
+    """The constants at a model; None: at the run's first one. `say` is told what comes next."""
+    setup = engine.setup
+    state = engine.start()
+    w = state.w if w is None else w
+    state = state._replace(w=w, kept=Kept(None, None))
+    sizes = tuple(leaf.size for leaf in jax.tree.leaves(w))
+    n, p = setup.federation.clients, sum(sizes)
+
+    say(f"gradients of {n} clients")
+    first = _on_clients(engine, _gradients(effort.examples), state)
+    gradient = np.asarray(first.gradient, np.float64)
+    spread = gradient - gradient.mean(axis=0)
+    gamma_G = Estimate.exact(float(np.mean(np.sum(spread**2, axis=1)))).root()
+    B_i = np.linalg.norm(gradient, axis=1)
+    used = np.arange(effort.examples) < np.asarray(setup.federation.train.size)[:, None]
+
+    say(f"curvature of {n} clients")
+    L_i, mu_i = _curvature(*_on_clients(engine, _spectrum(min(effort.steps, p)), state))
+    say("Hessians of single examples")
+    noise = _hessian_noise(effort.hessian_examples, min(effort.hessian_steps, p))
+    norms_H = _norms(*_on_clients(engine, noise, state))
+    say("third derivatives")
+    rho_i = np.asarray(
+        _on_clients(engine, _third(effort.tensor_starts, effort.tensor_steps), state)
+    )
+    say("Hessians of clients against their average")
+    gamma_H = _hessian_diversity(engine, state, effort)
+    return Constants(
+        B=Estimate.exact(B_i.max()),
+        L=_largest(L_i),
+        mu=Estimate(*(min(getattr(mu, end) for mu in mu_i) for end in Estimate._fields)),
+        rho=Estimate(float(rho_i.max()), float(rho_i.max()), float("inf")),
+        sigma_G=_largest(_means(np.asarray(first.squares), setup)).root(),
+        sigma_H=_largest(_means(norms_H**2, setup)).root(),
+        gamma_G=gamma_G,
+        gamma_H=gamma_H,
+        q=setup.codec.variance(sizes),
+        example_B=float(np.asarray(first.norms)[used].max()),
+        loss=float(np.mean(first.loss)),
+        client_L=np.array([L.value for L in L_i]),
+        client_B=B_i,
+        clients=n,
+        parameters=p,
+    )
+
+
+class _Gradients(NamedTuple):
+    """One client's: f_i, grad f_i, and of some examples |grad l - grad f_i|^2 and |grad l|."""
+
+    loss: Float[Array, ""]
+    gradient: Float[Array, " p"]
+    squares: Float[Array, " examples"]
+    norms: Float[Array, " examples"]
+
+
+def _gradients(count: int) -> ClientFunction:
+    def of_client(
+        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+    ) -> _Gradients:
+        objective = setup.objective(world.train, client)
+        mean = flat(objective.grad(w))
+
+        def of_example(z: Int[Array, ""]) -> tuple[Array, Array]:
+            own = flat(objective.grad(w, Batch(z[None])))
+            return jnp.sum((own - mean) ** 2), jnp.linalg.norm(own)
+
+        squares, norms = jax.lax.map(of_example, _sample(setup, objective, client, count))
+        return _Gradients(objective.loss(w), mean, squares, norms)
+
+    return of_client
+
+
+def _spectrum(steps: int) -> ClientFunction:
+    """The tridiagonal matrix of a client's Hessian."""
+
+    def of_client(
+        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+    ) -> tuple[Array, Array]:
+        objective = setup.objective(world.train, client)
+        at, shaped = ravel_pytree(w)
+        start = jax.random.normal(fold(setup.seed, Purpose.THEORY, 0, client), at.shape)
+        return lanczos(lambda v: flat(objective.hvp(w, shaped(v))), start, steps)
+
+    return of_client
+
+
+def _hessian_noise(count: int, steps: int) -> ClientFunction:
+    """The tridiagonal matrices of (Hessian of an example) - (Hessian of f_i), for some examples."""
+
+    def of_client(
+        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+    ) -> tuple[Array, Array]:
+        objective = setup.objective(world.train, client)
+        at, shaped = ravel_pytree(w)
+        starts = jax.random.normal(fold(setup.seed, Purpose.THEORY, 1, client), (count, *at.shape))
+
+        def of_example(z: Int[Array, ""], start: Float[Array, " p"]) -> tuple[Array, Array]:
+            def difference(v: Float[Array, " p"]) -> Float[Array, " p"]:
+                one = objective.hvp(w, shaped(v), Batch(z[None]))
+                return flat(one) - flat(objective.hvp(w, shaped(v)))
+
+            return lanczos(difference, start, steps)
+
+        return jax.vmap(of_example)(_sample(setup, objective, client, count), starts)
+
+    return of_client
+
+
+def _third(starts: int, steps: int) -> ClientFunction:
+    """Max over unit u of |D^3 f_i [u, u, u]|, the norm of the third derivative (Banach).
+
+    Power iterations u <- D^3 f_i [u, u, .], from several directions; the largest value on the way.
+    """
+
+    def of_client(
+        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+    ) -> Float[Array, ""]:
+        objective = setup.objective(world.train, client)
+        at, shaped = ravel_pytree(w)
+
+        def climb(u: Float[Array, " p"]) -> Float[Array, ""]:
+            def step(u: Float[Array, " p"], _: None) -> tuple[Array, Array]:
+                u = _unit(u)
+                v = shaped(u)
+                third = jax.jvp(lambda at: objective.hvp(at, v), (w,), (v,))[1]
+                along = flat(third)
+                value = jnp.vdot(along, u)
+                # A step past the power iteration's would leave a maximum of an odd form.
+                return jnp.sign(value) * along + jnp.abs(value) * u, jnp.abs(value)
+
+            return jnp.max(jax.lax.scan(step, u, length=steps)[1])
+
+        key = fold(setup.seed, Purpose.THEORY, 2, client)
+        return jnp.max(jax.lax.map(climb, jax.random.normal(key, (starts, *at.shape))))
+
+    return of_client
+
+
+def _hessian_diversity(engine: Engine, state: State, effort: Effort) -> Estimate:
+    """The root of (1/n) sum_i |Hessian of f_i - Hessian of f|^2, over sampled clients (13)."""
+    setup = engine.setup
+    n = setup.federation.clients
+    count = min(n, effort.hessian_clients)
+    rng = np.random.default_rng(setup.seed)
+    chosen = np.sort(rng.choice(n, count, replace=False))
+    at, shaped = ravel_pytree(state.w)
+
+    def product(
+        setup: Setup, world: World, given: Any, kept: Kept, round: Array, client: Array
+    ) -> Float[Array, "vectors p"]:
+        w, vectors = given
+        objective = setup.objective(world.train, client)
+        of_vector = jax.vmap(lambda v: flat(objective.hvp(w, shaped(v))))
+        products: Array = of_vector(vectors)
+        return products
+
+    run = engine.each_client(product)
+    by_size = np.argsort(np.asarray(setup.federation.train.size), kind="stable")
+    steps = min(effort.hessian_steps, at.size)
+    start = rng.normal(size=(count, at.size)).astype(np.float32)
+
+    def difference(vectors: Float[np.ndarray, "vectors p"]) -> Float[np.ndarray, "vectors p"]:
+        total, own = np.zeros_like(vectors), np.zeros_like(vectors)
+        for group in _groups(engine, by_size):
+            found = np.asarray(run(state._replace(w=(state.w, vectors)), group))
+            fresh = len(dict.fromkeys(group))  # a group that is short repeats its last client
+            total += found[:fresh].sum(axis=0)
+            for at, client in enumerate(group[:fresh]):
+                for place in np.flatnonzero(chosen == client):
+                    own[place] = found[at, place]
+        return own - total / n
+
+    alpha, beta = _lanczos_on_host(difference, start, steps)
+    squares = _norms(alpha, beta) ** 2
+    mean = float(squares.mean())
+    if count == n or count < 2:
+        return Estimate(mean, mean, mean if count == n else float("inf")).root()
+    half = _half(squares, n)
+    return Estimate(mean, mean - half, mean + half).root()
+
+
+def lanczos(
+    matvec: Matvec, start: Float[Array, " p"], steps: int
+) -> tuple[Float[Array, " steps"], Float[Array, " steps"]]:
+    """The diagonal and what is beside it of a symmetric operator's tridiagonal matrix.
+
+    Three vectors are kept, whatever the number of steps. Without orthogonalising against all of
+    them eigenvalues may come twice, which does not matter for the extreme ones.
+    """
+
+    def step(
+        carry: tuple[Array, Array, Array], _: None
+    ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
+        before, v, beta = carry
+        u = matvec(v) - beta * before
+        alpha = jnp.vdot(u, v)
+        u = u - alpha * v
+        beta = jnp.linalg.norm(u)
+        return (v, u / jnp.where(beta > 0, beta, 1.0), beta), (alpha, beta)
+
+    first = (jnp.zeros_like(start), _unit(start), jnp.zeros(()))
+    _, (alpha, beta) = jax.lax.scan(step, first, length=steps)
+    return alpha, beta
+
+
+def _lanczos_on_host(
+    matvec: Callable[[np.ndarray], np.ndarray],
+    start: Float[np.ndarray, "vectors p"],
+    steps: int,
+) -> tuple[Float[np.ndarray, "vectors steps"], Float[np.ndarray, "vectors steps"]]:
+    """`lanczos` for several operators that one function applies, where clients work together."""
+    v = start / np.linalg.norm(start, axis=1, keepdims=True)
+    before, beta = np.zeros_like(v), np.zeros((len(v), 1), v.dtype)
+    alphas, betas = [], []
+    for _ in range(steps):
+        u = matvec(v) - beta * before
+        alpha = np.sum(u * v, axis=1, keepdims=True)
+        u = u - alpha * v
+        beta = np.linalg.norm(u, axis=1, keepdims=True)
+        before, v = v, u / np.where(beta > 0, beta, 1.0)
+        alphas.append(alpha[:, 0])
+        betas.append(beta[:, 0])
+    return np.stack(alphas, axis=1), np.stack(betas, axis=1)
+
+
+class _Extremes(NamedTuple):
+    """The outermost eigenvalues of a tridiagonal matrix, and how far true ones may be from them."""
+
+    lowest: float
+    highest: float
+    low_residual: float
+    high_residual: float
+
+
+def _extremes(alpha: Float[np.ndarray, " steps"], beta: Float[np.ndarray, " steps"]) -> _Extremes:
+    alpha, beta = np.asarray(alpha, np.float64), np.asarray(beta, np.float64)
+    scale = max(np.abs(alpha).max(), beta.max())
+    # Where beta vanishes all of the operator that the start reaches has been seen.
+    ends = np.flatnonzero(beta <= 1e-6 * scale)
+    size = int(ends[0]) + 1 if len(ends) else len(alpha)
+    values, vectors = eigh_tridiagonal(alpha[:size], beta[: size - 1])
+    residual = beta[size - 1] * np.abs(vectors[-1]) + _ROUNDING * scale
+    return _Extremes(*(float(x) for x in (values[0], values[-1], residual[0], residual[-1])))
+
+
+def _curvature(
+    alpha: Float[np.ndarray, "clients steps"], beta: Float[np.ndarray, "clients steps"]
+) -> tuple[list[Estimate], list[Estimate]]:
+    """Each client's L_i and smallest eigenvalue."""
+    L, mu = [], []
+    for own in map(_extremes, np.asarray(alpha), np.asarray(beta)):
+        rounding = _ROUNDING * max(abs(own.lowest), abs(own.highest))
+        above, below = own.highest + own.high_residual, -own.lowest + own.low_residual
+        value = max(own.highest, -own.lowest)
+        L.append(Estimate(value, value - rounding, max(above, below)))
+        mu.append(Estimate(own.lowest, own.lowest - own.low_residual, own.lowest + rounding))
+    return L, mu
+
+
+def _norms(
+    alpha: Float[np.ndarray, "*many steps"], beta: Float[np.ndarray, "*many steps"]
+) -> Float[np.ndarray, "*many"]:
+    """The spectral norms."""
+    alpha, beta = np.asarray(alpha), np.asarray(beta)
+    flat = zip(alpha.reshape(-1, alpha.shape[-1]), beta.reshape(-1, beta.shape[-1]), strict=True)
+    found = [max(own.highest, -own.lowest) for own in (_extremes(a, b) for a, b in flat)]
+    return np.array(found).reshape(alpha.shape[:-1])
+
+
+def _means(values: Float[np.ndarray, "clients examples"], setup: Setup) -> list[Estimate]:
+    """Each client's mean over its examples, from those that were looked at."""
+    found = []
+    for own, n in zip(np.asarray(values, np.float64), setup.federation.train.size, strict=True):
+        seen = own[: min(len(own), int(n))]
+        mean, half = float(seen.mean()), _half(seen, int(n))
+        found.append(Estimate(mean, mean - half, mean + half))
+    return found
+
+
+def _half(seen: Float[np.ndarray, " some"], n: int) -> float:
+    """Half of the 95 % interval of a mean, from some of n values drawn without replacement."""
+    k = len(seen)
+    if k == n:
+        return 0.0
+    if k < 2:
+        return float("inf")
+    error = seen.std(ddof=1) / np.sqrt(k) * np.sqrt(1 - k / n)
+    return float(stats.t.ppf(0.975, k - 1) * error)
+
+
+def _largest(estimates: Sequence[Estimate]) -> Estimate:
+    """The largest of several numbers, each in its interval."""
+    return Estimate(*(max(getattr(e, end) for e in estimates) for end in Estimate._fields))
+
+
+def _sample(
+    setup: Setup, objective: Objective, client: Array, count: int
+) -> Int[Array, " examples"]:
+    """Positions of different examples; a client with fewer repeats them from its first on."""
+    n = objective.examples.size
+    key = fold(setup.seed, Purpose.THEORY, 3, client)
+    return permuted(key, jnp.arange(count) % n, n)
+
+
+def _on_clients(engine: Engine, function: ClientFunction, state: State) -> Any:
+    """A function of every client, group by group; the results stacked in the clients' order."""
+    run = engine.each_client(function)
+    sizes = np.asarray(engine.setup.federation.train.size)
+    order = np.argsort(sizes, kind="stable")
+    parts = [run(state, group) for group in _groups(engine, order)]
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(order)][place], *parts)
+
+
+def _groups(engine: Engine, clients: Int[np.ndarray, " clients"]) -> list[list[int]]:
+    """Groups of one size, so that one program serves all; the last repeats its last client."""
+    count = min(len(clients), _GROUP * jax.local_device_count())
+    listed = [int(client) for client in clients]
+    groups = [listed[i : i + count] for i in range(0, len(listed), count)]
+    groups[-1] += groups[-1][-1:] * (count - len(groups[-1]))
+    return groups
+
+
+def flat(tree: Params) -> Float[Array, " p"]:
+    """All entries in one vector."""
+    return ravel_pytree(tree)[0]
+
+
+def _unit(v: Float[Array, " p"]) -> Float[Array, " p"]:
+    norm = jnp.linalg.norm(v)
+    return v / jnp.where(norm > 0, norm, 1.0)

@@ -1,0 +1,102 @@
+"""The left-hand sides of the theorems: how far a run is from a stationary point of its problem."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from perfed.errors import require_count
+from perfed.methods import Method, PerFedAvg, PFedMe
+from perfed.objective import ALL, Objective, Params
+from perfed.simulation import Engine, State
+from perfed.simulation.engine import OnClients
+from perfed.simulation.setup import Kept, Setup, World
+from perfed.theory.constants import flat
+
+# The inner problems of pFedMe are solved to this |grad h|^2, within so many steps.
+_NU, _MOST_STEPS = 1e-10, 2000
+
+
+Gradient = Callable[[Objective, Params], Params]
+
+
+class Stationarity(NamedTuple):
+    """How far a model is from a stationary point.
+
+    Attributes:
+        squared: |grad F(w)|^2.
+        diversity: the mean over clients of |grad F_i(w) - grad F(w)|^2.
+    """
+
+    squared: float
+    diversity: float
+
+
+class Decay(NamedTuple):
+    """|grad F|^2 along a run: at w, or at Remark 4.7's iterate where the method sends one."""
+
+    round: Int[np.ndarray, " points"]
+    squared: Float[np.ndarray, " points"]
+
+
+def problem_gradient(method: Method, smoothness: float | None = None) -> Gradient:
+    """The gradient of what a method minimises, on all of a client's data.
+
+    Per-FedAvg: that of F_i(w) = f_i(w - alpha grad f_i(w)); pFedMe: lambda (w - theta_i(w)), with L
+    as `smoothness` to solve for theta_i; of others that of f_i itself.
+    """
+    if isinstance(method, PerFedAvg):
+        exact = replace(method, variant="exact")
+        return lambda objective, w: exact.meta_gradient(objective, w, ALL, ALL, ALL)
+    if isinstance(method, PFedMe):
+        rate = method.inner_lr if smoothness is None else 1 / (method.lam + smoothness)
+        solver = replace(method, batch="full", nu=_NU, inner_steps=_MOST_STEPS, inner_lr=rate)
+
+        def envelope(objective: Objective, w: Params) -> Params:
+            theta = solver.prox(objective, w, w, ALL)
+            return jax.tree.map(lambda a, b: method.lam * (a - b), w, theta)
+
+        return envelope
+    return lambda objective, w: objective.grad(w)
+
+
+def stationarity(engine: Engine, w: Params, smoothness: float | None = None) -> Stationarity:
+    """How far a model is from a stationary point of the run's problem."""
+    state = engine.start()._replace(w=w, kept=Kept(None, None))
+    return _stationarity(_gradients(engine, smoothness), state)
+
+
+def decay(engine: Engine, rounds: int, every: int = 1, smoothness: float | None = None) -> Decay:
+    """|grad F|^2 every so many rounds of a run."""
+    require_count("rounds", rounds)
+    require_count("every", every)
+    gradients = _gradients(engine, smoothness)
+    state, at, squared = engine.start(), [], []
+    for done in range(0, rounds, every):
+        state = engine.advance(state, min(every, rounds - done))
+        w = state.w if state.iterate is None else state.iterate
+        at.append(int(state.round))
+        squared.append(_stationarity(gradients, state._replace(w=w, kept=Kept(None, None))).squared)
+    return Decay(np.array(at), np.array(squared))
+
+
+def _gradients(engine: Engine, smoothness: float | None) -> OnClients:
+    gradient = problem_gradient(engine.setup.method, smoothness)
+
+    def of_client(
+        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+    ) -> Float[Array, " p"]:
+        return flat(gradient(setup.objective(world.train, client), w))
+
+    return engine.each_client(of_client)
+
+
+def _stationarity(gradients: OnClients, state: State) -> Stationarity:
+    found = np.asarray(jnp.asarray(gradients(state, None)), np.float64)
+    mean = found.mean(axis=0)
+    spread = float(np.mean(np.sum((found - mean) ** 2, axis=1)))
+    return Stationarity(float(mean @ mean), spread)
