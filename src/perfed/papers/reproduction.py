@@ -85,6 +85,7 @@ class Claim(NamedTuple):
         of: the others.
         score: by which score.
         printed: by how much, in each row, where the text says so.
+        at_own_end: whether curves are compared where each ends, not where the first of them does.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Claim(NamedTuple):
     of: tuple[str, ...]
     score: str
     printed: dict[str, tuple[float, ...]]
+    at_own_end: bool
 
 
 @final
@@ -160,6 +162,7 @@ class Reproduction:
                 tuple(c["of"]),
                 c.get("score", values["score"][0]),
                 {row: tuple(gaps) for row, gaps in c.get("printed", {}).items()},
+                c.get("at_own_end", False),
             )
             for c in values.get("claim", [])
             if c.get("row", "") in {"", *shown} and not (quick and c.get("full_only", False))

@@ -174,7 +174,7 @@ class Results:
         printed = claim.printed.get(row.name, (None,) * len(claim.of))
         parts, good = [], True
         for other, gap_printed in zip(claim.of, printed, strict=True):
-            pair = self._pair(row, named[claim.ahead], named[other], claim.score)
+            pair = self._pair(row, named[claim.ahead], named[other], claim)
             if pair is None:
                 return False, f"{row.name}: runs failed"
             where, ahead, behind = pair
@@ -187,16 +187,18 @@ class Results:
         return good, f"{row.name}: {', '.join(parts)}"
 
     def _pair(
-        self, row: Row, one: Column, other: Column, score: str
+        self, row: Row, one: Column, other: Column, claim: Claim
     ) -> tuple[str, Float[np.ndarray, " seeds"], Float[np.ndarray, " seeds"]] | None:
         """What two columns come to, by seed, and where: curves when the first of the two ends."""
         if self.what.x is None:
             protocol = self.what.protocols[0]
             both = [self.values(row, column, protocol) for column in (one, other)]
             return None if both[0] is None or both[1] is None else ("", both[0], both[1])
-        curves = [self._curves(row, column, score) for column in (one, other)]
+        curves = [self._curves(row, column, claim.score) for column in (one, other)]
         if curves[0] is None or curves[1] is None:
             return None
+        if claim.at_own_end:
+            return " at the end", curves[0][1][:, -1], curves[1][1][:, -1]
         along = [x.mean(axis=0) for x, _ in (curves[0], curves[1])]
         end = min(x[-1] for x in along)
         found = [

@@ -208,6 +208,9 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
     axes.set_ylabel(score_name(score))
     if what.log_y and score.endswith("loss"):
         axes.set_yscale("log")
+        for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            place(lambda value, _: f"{value:g}")
+        axes.tick_params(axis="y", which="both", labelsize=6.5)
     elif x == "round":
         # As in the papers: where curves differ, not where they all begin.
         later = [c.mean[c.x >= longest / 10] for _, c in curves if c is not None]
