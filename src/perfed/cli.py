@@ -19,7 +19,7 @@ from perfed.experiment import Config, rundir
 from perfed.experiment import Progress as RunProgress
 from perfed.experiment.adapt import adapt, client_rows, load_model
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
-from perfed.experiment.config import DataConfig
+from perfed.experiment.config import DataConfig, overridden, read_toml
 from perfed.experiment.files import write_whole
 from perfed.experiment.recording import Recording, recorded_config
 from perfed.experiment.simulate import Result
@@ -29,6 +29,7 @@ from perfed.papers import Reproduction, Results, check_folder, names, reproduce
 from perfed.report.figures import label_picture
 from perfed.report.tables import (
     adapted_table,
+    advice_table,
     catalogue_table,
     comparison_table,
     cost_line,
@@ -37,7 +38,7 @@ from perfed.report.tables import (
     sweep_table,
     theory_tables,
 )
-from perfed.report.theory_words import bound_line, distance_line, number
+from perfed.report.theory_words import advice_file, bound_line, distance_line, number
 
 Table = Literal["markdown", "latex"]
 
@@ -367,6 +368,54 @@ def _show_theory(theory: dict[str, Any]) -> None:
     if theory["terms"]:
         terms = ", ".join(f"{name} {number(value)}" for name, value in theory["terms"].items())
         out.print(f"{bound_line(theory)[:-1]}: {terms}", soft_wrap=True)
+
+
+@app.command("advise")
+def advise_command(
+    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+    ] = None,
+    target_bytes: Annotated[
+        float | None,
+        typer.Option(metavar="BYTES", min=1, help="What all uplink messages may take."),
+    ] = None,
+    target_time: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="What the run may take over its [network]."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The new file; default: CONFIG-advised.toml."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace FILE if it is there already.")
+    ] = False,
+) -> None:
+    """Propose settings for a federation, say why, and write them as a file that is ready to run.
+
+    They come from measured constants and a short pilot on a part of the clients' training data.
+    """
+    file = file or config.with_name(f"{config.stem}-advised.toml")
+    with _errors_shown():
+        _check_folder_of(file)
+        if file.exists() and not overwrite:
+            raise ConfigError(f"--out {file}: it is there already; add --overwrite to replace it")
+        values = overridden(read_toml(config), settings or [])
+        Config.checked(values)
+        from perfed.theory.advice import advise
+
+        with err.status("reading the data") as status:
+            advice = advise(values, target_bytes, target_time, lambda line: status.update(line))
+        out.print(advice_table(advice))
+        write_whole(file, advice_file(advice, str(config)).encode())
+        given, best = advice.given, advice.trials[0]
+        out.print(
+            f"validation loss in the pilot: {given.loss:.4g} as given (round {given.rounds}), "
+            f"{best.loss:.4g} as advised (round {best.rounds})"
+        )
+        out.print(f"written to {file}; run it by: perfed run {file}", soft_wrap=True)
 
 
 @app.command("adapt")

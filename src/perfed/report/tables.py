@@ -14,6 +14,7 @@ from perfed.experiment.comparison import Row
 from perfed.experiment.simulate import Result
 from perfed.experiment.sweep import Line
 from perfed.report.theory_words import number, verdict
+from perfed.theory.advice import Advice
 
 _STATISTICS = {
     "mean": "mean",
@@ -74,6 +75,16 @@ def theory_tables(theory: Mapping[str, Any]) -> list[Table]:
         told = f"[{colour}]{verdict(c)}[/]"
         conditions.add_row(c["text"], number(c["value"]), number(c["limit"]), told, c["source"])
     return [constants, conditions]
+
+
+def advice_table(advice: Advice) -> Table:
+    """Settings, and why."""
+    table = _table("Advice")
+    for heading in ("setting", "value", "why"):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for line in advice.lines:
+        table.add_row(line.setting, str(line.value), line.why)
+    return table
 
 
 def comparison_table(rows: Sequence[Row]) -> Table:

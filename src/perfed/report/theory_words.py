@@ -1,7 +1,12 @@
-"""What `theory.json` says, in words: for the terminal and the page alike."""
+"""What the theory says, in words: for the terminal, the page and files alike."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
+
+import tomli_w
+
+from perfed.theory.advice import Advice
 
 
 def number(value: float | None) -> str:
@@ -34,6 +39,16 @@ def distance_line(theory: Mapping[str, Any]) -> str:
         f"labels of clients are {mean:.3g} from the average one on average, {max(distance):.3g} at "
         f"most (total variation, 0 to 1; Per-FedAvg, 4.1); {told}"
     )
+
+
+def advice_file(advice: Advice, source: str) -> str:
+    """The advised configuration as a TOML file, with the reasoning above it."""
+    told = [f"Advised for {source}:"]
+    told += [f"{line.setting} = {line.value}: {line.why}" for line in advice.lines]
+    comment = "\n".join(
+        f"# {part}" for line in told for part in wrap(line, 96, subsequent_indent="    ")
+    )
+    return f"{comment}\n\n{tomli_w.dumps(advice.values)}"
 
 
 def _times(factor: float) -> str:

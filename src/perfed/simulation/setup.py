@@ -22,7 +22,10 @@ Weighting = Literal["uniform", "size"]
 _AS_IT_IS = Float32()
 
 # What to do about a run that diverges.
-HINT = "Smaller step sizes usually help, or inputs and targets of a common scale (data.standardise)"
+HINT = (
+    "Smaller step sizes usually help, or inputs and targets of a common scale (data.standardise); "
+    "perfed diagnose says which settings the theory finds too large"
+)
 
 
 class Kept(NamedTuple):

@@ -182,7 +182,8 @@ def pfedme_theorem_2(
     third = (R * sigma_F2_2 + lam**2 * delta2) ** (1 / 3)
     return PFedMeTerms(
         gap / (eta_hat_2(lam) * T),
-        sqrt(gap * lam * sigma_F2_2 * (N / cohort - 1)) / sqrt(T * N),
+        # Nothing is lost if all take part, however different they are.
+        sqrt(gap * lam * sigma_F2_2 * (N / cohort - 1)) / sqrt(T * N) if cohort < N else 0.0,
         gap ** (2 / 3) * third / (beta ** (4 / 3) * R ** (1 / 3) * T ** (2 / 3)),
         lam**2 * delta2,
     )

@@ -91,7 +91,7 @@ def diagnose(setup: Setup, constants: Constants, rounds: int) -> Diagnosis:
 
 def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """FedPAQ's theorems; without a quantiser q is 0."""
-    L, mu, r, n = c.L.value, c.mu.value, setup.cohort, c.clients
+    L, mu, r, n = _curved(c), c.mu.value, setup.cohort, c.clients
     T, m = rounds * method.tau, _size(method.batch)
     found = [_descent("lr", method.lr, L)]
     derived = {"T": float(T)}
@@ -135,13 +135,13 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
 
 def _local(method: Local, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """No federation, no theorem."""
-    found = [_descent("lr", method.lr, c.L.value)]
+    found = [_descent("lr", method.lr, _curved(c))]
     return Diagnosis(method.name, {}, found, "none", {}, False)
 
 
 def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """Lemmas 4.2 to 4.4 and Theorem 4.5."""
-    L, alpha, beta = c.L.value, method.alpha, method.beta
+    L, alpha, beta = _curved(c), method.alpha, method.beta
     D = _size(method.batch)
     D1, D2 = (_size(size or method.batch) for size in (method.batch_outer, method.batch_hessian))
     L_F = bounds.per_fedavg_smoothness(L, c.rho.value, c.B.value, alpha)
@@ -176,7 +176,7 @@ def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> D
 
 def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """Proposition 1, Lemmas 1 and 2, and Theorem 1 or 2."""
-    L, mu, lam, beta, R = c.L.value, c.mu.value, method.lam, method.beta, method.local_rounds
+    L, mu, lam, beta, R = _curved(c), c.mu.value, method.lam, method.beta, method.local_rounds
     l2 = setup.task.l2
     # Eigenvalues at the low end are found last, from above; a penalty is a floor for them.
     if l2 > 0 and mu >= 0.99 * l2:
@@ -248,6 +248,11 @@ def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) 
     if rate >= 1:
         return 1
     return max(1, ceil(log(_INNER_LEFT) / log(1 - rate)))
+
+
+def _curved(c: Constants) -> float:
+    """L; a loss that is flat here allows any step."""
+    return max(c.L.value, 1e-30)
 
 
 def _descent(name: str, rate: float, L: float) -> Condition:

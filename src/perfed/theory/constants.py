@@ -18,12 +18,12 @@ from jaxtyping import Array, Float, Int
 from scipy import stats
 from scipy.linalg import eigh_tridiagonal
 
-from perfed.errors import require_count
+from perfed.errors import DivergedError, require_count
 from perfed.objective import Batch, Objective, Params
 from perfed.randomness import Purpose, fold, permuted
 from perfed.simulation import Engine, State
 from perfed.simulation.engine import ClientFunction
-from perfed.simulation.setup import Kept, Setup, World
+from perfed.simulation.setup import HINT, Kept, Setup, World
 
 # Clients that are measured at once, for each device: those of one group are of about one size, and
 # go through as many blocks of examples as the largest of them.
@@ -164,6 +164,12 @@ def measure(
     say(f"gradients of {n} clients")
     first = _on_clients(engine, _gradients(effort.examples), state)
     gradient = np.asarray(first.gradient, np.float64)
+    lost = np.flatnonzero(~np.isfinite(gradient).all(axis=1))
+    if len(lost):
+        raise DivergedError(
+            f"nothing can be measured at this model: the gradient of client "
+            f"{setup.federation.names[lost[0]]} is not finite. {HINT}"
+        )
     spread = gradient - gradient.mean(axis=0)
     gamma_G = Estimate.exact(float(np.mean(np.sum(spread**2, axis=1)))).root()
     B_i = np.linalg.norm(gradient, axis=1)

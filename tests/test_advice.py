@@ -1,0 +1,283 @@
+"""Advice and conditions: better than the defaults, within targets, and right about what breaks."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfed import FedAvg, LowPrecision, PerFedAvg, PFedMe, Sign, Vectorised
+from perfed.data import Federation
+from perfed.errors import ConfigError, DivergedError
+from perfed.experiment.config import Config
+from perfed.theory.advice import _change, _within_bytes, _within_seconds, advise
+from perfed.theory.conditions import Condition, Diagnosis, diagnose, inner_steps
+from problems import QUADRATIC, federation, quadratics, setup
+from real_data import REAL, needs_real_data
+from test_theory import some_constants
+
+SYNTHETIC: dict[str, Any] = {
+    "rounds": 60,
+    "cohort": 5,
+    "data": {"source": "synthetic", "alpha": 0.5, "beta": 0.5, "clients": 12, "sizes": "pfedme"},
+    "model": {"name": "mlr"},
+}
+
+
+def perfed(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perfed.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+def loss(values: dict[str, Any]) -> float:
+    config = Config.checked(values)
+    return float(config.run(config.build()).scores["personalized"].loss.mean())
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("pfedme", "fedavg", "local")]
+
+
+@pytest.mark.parametrize("method", ["per-fedavg", *SLOW])
+def test_advice_beats_the_defaults(method: str) -> None:
+    """On held-out data, which it has not seen; and everything it says is in the configuration."""
+    values = SYNTHETIC | {"method": {"name": method}}
+    advice = advise(values)
+    assert loss(advice.values) <= loss(values)
+    assert advice.trials[0].loss <= advice.given.loss
+    assert [t.loss for t in advice.trials] != [advice.trials[0].loss] * len(advice.trials)
+    said = {line.setting: line.value for line in advice.lines}
+    for setting, value in said.items():
+        section, _, key = setting.partition(".")
+        if section == "method" and key:
+            assert Config.checked(advice.values).method.settings()[key] == value
+    if method == "per-fedavg":
+        assert said["method.alpha"] <= 1.01 / advice.constants.L.value
+    assert values["method"] == {"name": method}  # what was given is not changed
+
+
+@pytest.mark.slow
+def test_settings_that_are_best_already_stay() -> None:
+    """The default among candidates that are all worse: bad steps are not taken for good ones."""
+    values = SYNTHETIC | {"method": {"name": "per-fedavg"}}
+    first = advise(values)
+    again = advise(first.values)
+    assert again.given.loss == pytest.approx(first.trials[0].loss, rel=1e-5)
+    assert again.trials[0].loss <= again.given.loss
+
+
+def test_a_target_of_bytes_is_kept() -> None:
+    """Coarser messages where float32's do not fit; fewer rounds where none do; an error at last."""
+    values = SYNTHETIC | {"method": {"name": "fedavg"}}
+    engine = Config.checked(values).build()
+    message = 4 * sum(leaf.size for leaf in engine.start().w.values()) + 10
+    everything = 60 * 5 * message
+    change, config = _change(engine), Config.checked(values)
+
+    def within(budget: float) -> dict[str, Any]:
+        return {line.setting: line.value for line in _within_bytes(config, engine, change, budget)}
+
+    plenty, less, little, least = (within(everything / k) for k in (0.32, 8, 100, 3000))
+    assert plenty == {"codec.name": "float32", "cohort": 12}
+    assert less["codec.levels"] > little["codec.levels"] >= least["codec.levels"] == 1
+    assert least["rounds"] < 60
+    with pytest.raises(ConfigError, match="one round of 5 messages takes"):
+        within(20)
+    budget = everything / 100
+    advised = Config.checked(advise(values, target_bytes=budget).values)
+    assert advised.run(advised.build()).traffic.uplink.sum() <= 1.1 * budget
+
+
+@pytest.mark.slow
+def test_a_target_of_time_is_kept() -> None:
+    values = SYNTHETIC | {"method": {"name": "fedavg"}, "network": {"ratio": 100.0}}
+    with pytest.raises(ConfigError, match="network"):
+        advise(SYNTHETIC | {"method": {"name": "fedavg"}}, target_seconds=20.0)
+    with pytest.raises(ConfigError, match="give one of"):
+        advise(values, 1e6, 20.0)
+    advice = advise(values, target_seconds=20.0)
+    config = Config.checked(advice.values)
+    result = config.run(config.build())
+    assert result.costs.seconds is not None
+    assert 10 < result.costs.seconds[-1] < 22
+    engine = Config.checked(values).build()
+    with pytest.raises(ConfigError, match="not one round"):
+        _within_seconds(Config.checked(values), engine, _change(engine), 1e-6)
+
+
+@pytest.mark.slow
+def test_a_recipe_becomes_what_it_stands_for() -> None:
+    values = SYNTHETIC | {"method": {"name": "fedpaq", "lr": 0.01, "s": 3, "tau": 4}}
+    advice = advise(values)
+    assert advice.values["method"]["name"] == "fedavg"
+    assert advice.values["method"]["tau"] == 4
+    assert advice.values["codec"]["levels"] == 3
+
+
+def test_nothing_is_advised_where_nothing_can_be_measured() -> None:
+    """Inputs so large that softmax is flat: an error that says what to do."""
+    rng = np.random.default_rng(0)
+    parts = [((1e25 * rng.normal(size=(9, 60))).astype(np.float32), rng.integers(0, 10, 9))
+             for _ in range(12)]  # fmt: skip
+    values = SYNTHETIC | {"method": {"name": "local"}}
+    with pytest.raises(ConfigError, match="standardise"):
+        advise(values, federation=Federation.of(parts, parts, classes=10))
+
+
+def of(method: Any, rounds: int = 100, cohort: int = 5, **constants: float) -> Diagnosis:
+    made = setup(method, cohort=cohort)
+    return diagnose(made, replace(some_constants(**constants), q=made.codec.variance((4,))), rounds)
+
+
+def named(diagnosis: Diagnosis, start: str) -> Condition:
+    (found,) = [c for c in diagnosis.conditions if c.text.startswith(start)]
+    return found
+
+
+def test_conditions_are_the_papers() -> None:
+    """Each limit with constants of other sizes, and factors on both sides of it."""
+    per = of(PerFedAvg(alpha=0.5, beta=0.01, tau=5), L=4, rho=2, B=3)
+    alpha, beta = named(per, "alpha"), named(per, "beta <= 1/(10")
+    assert (alpha.limit, alpha.factor, alpha.holds) == (0.25, 2.0, False)
+    L_F = 4 * 4 + 0.5 * 2 * 3
+    assert beta.limit == pytest.approx(1 / (10 * 5 * L_F))
+    assert beta.factor == pytest.approx(0.01 * 50 * L_F)
+    assert per.derived["L_F"] == L_F
+    assert of(PerFedAvg(alpha=0.2), L=4).broken[0].text.startswith("beta")
+
+    nonconvex = of(PFedMe(lam=20, eta=1e-8, local_rounds=2, beta=2), L=10, mu=-1)
+    assert nonconvex.theorem == "pFedMe, Theorem 2"
+    assert named(nonconvex, "lambda >").limit == pytest.approx(801**0.5)
+    assert named(nonconvex, "eta <=").limit == pytest.approx(1 / (75 * 20**3) / 4)
+    assert named(nonconvex, "eta <=").holds
+    assert (nonconvex.terms["sampling"], nonconvex.terms["drift"]) == (0, inf)
+    some = of(PFedMe(lam=20), L=10, mu=-1, cohort=2)
+    assert some.terms["sampling"] == inf
+    convex = of(PFedMe(lam=6, eta=1e-3, local_rounds=2, beta=2, inner_lr=0.05), L=10, mu=3)
+    assert convex.theorem == "pFedMe, Theorem 1"
+    assert convex.derived["mu_F"] == pytest.approx(2)
+    assert convex.derived["kappa"] == pytest.approx(16 / 9)
+    assert named(convex, "inner_lr").limit == pytest.approx(2 / 16)
+    assert named(convex, "eta lambda").value == pytest.approx(0.006)
+    assert not named(of(PFedMe(beta=0.5), mu=1), "beta >=").holds
+    assert named(of(PFedMe(beta=1.0), mu=1), "beta >=").holds
+
+    avg = of(FedAvg(lr=0.1, tau=4), rounds=25, cohort=2, L=3)
+    assert named(avg, "lr <= 1/(L sqrt(T))").limit == pytest.approx(1 / 30)
+    assert named(avg, "lr < 2/L").limit == pytest.approx(2 / 3)
+    lost = 4 * 3 / (2 * 4)
+    assert named(avg, "tau").limit == pytest.approx(((lost**2 + 0.8) ** 0.5 - lost) / 8 * 10)
+    slow = of(FedAvg(lr=8.0, tau=4, diminishing=True), mu=0.5, L=1)
+    assert named(slow, "4/lr").factor == pytest.approx(1)
+    assert slow.derived["k_0"] >= 4
+
+
+def test_a_biased_codec_has_no_bound() -> None:
+    made = setup(FedAvg(), codec=Sign())
+    found = diagnose(made, replace(some_constants(), q=None), 10)
+    assert found.theorem == "none"
+    assert not named(found, "the codec is unbiased").holds
+    quantised = setup(FedAvg(), codec=LowPrecision(1))
+    q = quantised.codec.variance((4,))
+    assert diagnose(quantised, replace(some_constants(), q=q), 10).derived["q"] == q == 2
+
+
+def test_inner_steps_leave_a_tenth() -> None:
+    """On a quadratic in its worst direction, K steps leave at most a tenth, and K - 1 more."""
+    lam, L, mu = 2.0, 10.0, 0.5
+    rate = 1 / (lam + L)
+    K = inner_steps(lam, L, mu)
+    left = 1 - rate * (lam + mu)
+    assert left**K <= 0.1 < left ** (K - 1)
+    assert inner_steps(lam, L, mu, inner_lr=1.0) == 1
+
+
+def test_breaking_a_condition_tenfold_diverges() -> None:
+    """Plain steps below 2/L settle; ten times above, the loss grows without bound."""
+    data = federation(4)
+    L = max(np.linalg.eigvalsh(client.A).max() for client in quadratics(data))
+    for factor, settles in ((0.5, True), (10.0, False)):
+        made = setup(FedAvg(lr=2 * factor / L, tau=5, batch="full"), data, task=QUADRATIC)
+        limit = named(diagnose(made, replace(some_constants(L=L), q=0.0), 30), "lr < 2/L")
+        assert limit.holds == settles
+        engine = Vectorised(made)
+        if settles:
+            before, after = (engine.advance(engine.start(), k).w for k in (0, 30))
+            assert np.abs(after).max() < 10 * np.abs(before).max()
+        else:
+            with pytest.raises(DivergedError, match="perfed diagnose"):
+                engine.advance(engine.start(), 60)
+
+
+CONFIG = """
+rounds = 30
+cohort = 5
+[data]
+source = "synthetic"
+alpha = 0.5
+beta = 0.5
+clients = 12
+[model]
+name = "mlr"
+[method]
+name = "per-fedavg"
+"""
+
+
+def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
+    """Real processes: a diagnosis, a run with its panel, advice that runs as it was written."""
+    (tmp_path / "c.toml").write_text(CONFIG)
+    config, out = tmp_path / "c.toml", tmp_path / "out"
+    found = perfed("diagnose", config, "--after", 5, "--out", tmp_path / "t.json", COLUMNS="120")
+    assert found.returncode == 0, found.stderr
+    for said in ("sigma_H", "beta <= 1/(10 tau L_F)", "broken", "clients drift apart", "groups"):
+        assert said in found.stdout
+    theory = json.loads((tmp_path / "t.json").read_text())
+    assert "after 5 rounds" in theory["at"]
+    assert theory["theorem"] == "Per-FedAvg, Theorem 4.5"
+    assert len(theory["label_distance"]) == len(theory["client_L"]) == 12
+
+    assert perfed("run", config, "--out", out).returncode == 0
+    assert 'id="theory"' not in (out / "report.html").read_text()
+    of_run = perfed("diagnose", out)
+    assert of_run.returncode == 0, of_run.stderr
+    page = (out / "report.html").read_text()
+    assert 'id="theory"' in page
+    assert "What breaking it risks" in page
+    wrong = perfed("diagnose", out, "--after", 3)
+    assert wrong.returncode == 2
+    assert "--after" in wrong.stderr
+
+    advised = perfed("advise", config, COLUMNS="120")
+    assert advised.returncode == 0, advised.stderr
+    assert "best of 13 candidates" in advised.stdout
+    again = perfed("advise", config)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    ran = perfed("run", tmp_path / "c-advised.toml")
+    assert ran.returncode == 0, ran.stderr
+    text = (tmp_path / "c-advised.toml").read_text()
+    assert text.startswith("# Advised for")
+    assert "validation loss" in text
+
+
+@pytest.mark.slow
+@needs_real_data
+def test_advice_on_writers() -> None:
+    values = {"rounds": 60, "cohort": 10, "data": {"source": "mnist-writers", "root": str(REAL)},
+              "model": {"name": "mlr"}, "method": {"name": "per-fedavg"}}  # fmt: skip
+    federation = Config.checked(values).build_federation()
+    advised = Config.checked(advise(values, federation=federation).values)
+    given = Config.checked(values)
+    losses = [
+        float(c.run(c.build(federation)).scores["personalized"].loss.mean())
+        for c in (advised, given)
+    ]
+    assert losses[0] < 0.6 * losses[1]
