@@ -59,7 +59,7 @@ def test_advice_beats_the_defaults(method: str) -> None:
         if section == "method" and key:
             assert Config.checked(advice.values).method.settings()[key] == value
     if method == "per-fedavg":
-        assert said["method.alpha"] <= 1.01 / advice.constants.L.value
+        assert said["method.alpha"] <= 1.01 / np.median(advice.constants.client_L)
     assert values["method"] == {"name": method}  # what was given is not changed
 
 
@@ -235,14 +235,18 @@ def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
     """Real processes: a diagnosis, a run with its panel, advice that runs as it was written."""
     (tmp_path / "c.toml").write_text(CONFIG)
     config, out = tmp_path / "c.toml", tmp_path / "out"
-    found = perfed("diagnose", config, "--after", 5, "--out", tmp_path / "t.json", COLUMNS="120")
+    files = ("--out", tmp_path / "t.json", "--picture", tmp_path / "d.png")
+    options = ("--after", 5, "--distances", "features")
+    found = perfed("diagnose", config, *files, *options, COLUMNS="120")
     assert found.returncode == 0, found.stderr
     for said in ("sigma_H", "beta <= 1/(10 tau L_F)", "broken", "clients drift apart", "groups"):
         assert said in found.stdout
     theory = json.loads((tmp_path / "t.json").read_text())
+    assert (tmp_path / "d.png").stat().st_size > 10_000
+    assert theory["distance"]["on"] == "features"
     assert "after 5 rounds" in theory["at"]
     assert theory["theorem"] == "Per-FedAvg, Theorem 4.5"
-    assert len(theory["label_distance"]) == len(theory["client_L"]) == 12
+    assert len(theory["distance"]["value"]) == len(theory["client_L"]) == 12
 
     assert perfed("run", config, "--out", out).returncode == 0
     assert 'id="theory"' not in (out / "report.html").read_text()
@@ -257,7 +261,7 @@ def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
 
     advised = perfed("advise", config, COLUMNS="120")
     assert advised.returncode == 0, advised.stderr
-    assert "best of 13 candidates" in advised.stdout
+    assert "best of 21 candidates" in advised.stdout
     again = perfed("advise", config)
     assert again.returncode == 2
     assert "--overwrite" in again.stderr

@@ -1,7 +1,7 @@
 """The command line. It reads arguments and shows results; everything else is elsewhere."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
 from perfed.experiment.sweep import Sweep, lines, points
 from perfed.papers import Reproduction, Results, check_folder, names, reproduce
-from perfed.report.figures import label_picture
+from perfed.report.figures import distance_picture, label_picture
 from perfed.report.tables import (
     adapted_table,
     advice_table,
@@ -39,6 +39,7 @@ from perfed.report.tables import (
     theory_tables,
 )
 from perfed.report.theory_words import advice_file, bound_line, distance_line, number
+from perfed.theory import On, Study, advise, study
 
 Table = Literal["markdown", "latex"]
 
@@ -306,6 +307,13 @@ def diagnose_command(
         int | None,
         typer.Option(metavar="ROUNDS", help="Also measure after so many rounds of the run."),
     ] = None,
+    distances: Annotated[
+        On, typer.Option(help="What distances between clients are of; features take longer.")
+    ] = "labels",
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the clients' distances (.png, .svg or .pdf)."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Also write all as JSON there.")
     ] = None,
@@ -320,9 +328,17 @@ def diagnose_command(
         folder = what if what.is_dir() else None
         if folder is not None and (settings or after):
             raise ConfigError("--set and --after are for a CONFIG; a run has its settings already")
-        theory = _studied(what, settings or [], after)
+        if picture is not None:
+            _check_picture(picture)
+        study, names = _studied(what, settings or [], after, distances)
+        theory = study.as_json()
         written = json.dumps(theory, indent=1, allow_nan=False).encode()
         _show_theory(theory)
+        if picture is not None:
+            found = study.differences
+            told = f"{found.method}, {found.on}"
+            distance_picture(found.matrix, found.group, names, told, picture)
+            out.print(f"picture: {picture}")
         if file is not None:
             write_whole(file, written)
             out.print(f"written to {file}")
@@ -331,29 +347,27 @@ def diagnose_command(
             out.print(f"a panel of it is in {_write_report([folder])}")
 
 
-def _studied(what: Path, settings: list[str], after: int | None) -> dict[str, Any]:
-    from perfed.theory.constants import measure
-    from perfed.theory.study import of_constants
-
+def _studied(
+    what: Path, settings: list[str], after: int | None, on: On
+) -> tuple[Study, Sequence[str]]:
     with err.status("reading the data") as status:
 
         def say(line: str) -> None:
             status.update(f"measuring: {line}")
 
-        if what.is_dir():
-            config = recorded_config(what)
-            engine, at = config.build(), f"the run's last model (round {config.rounds})"
-            constants = measure(engine, load_model(_model_file(what)).params, say=say)
-            return of_constants(engine, config.rounds, constants, at).as_json()
-        config = Config.load(what, settings)
-        engine, at = config.build(), "the first model"
-        constants = measure(engine, say=say)
-        if after:
+        of_run = what.is_dir()
+        config = recorded_config(what) if of_run else Config.load(what, settings)
+        engine = config.build()
+        models: list[tuple[str, Any]] = [("the first model", None)]
+        if of_run:
+            last = load_model(_model_file(what)).params
+            models = [(f"the run's last model (round {config.rounds})", last)]
+        elif after:
             say(f"{after} rounds")
-            state = engine.advance(engine.start(), after)
-            at = f"the first model and after {after} rounds"
-            constants = constants.joined(measure(engine, state.w, say=say))
-        return of_constants(engine, config.rounds, constants, at).as_json()
+            later = engine.advance(engine.start(), after).w
+            models.append((f"that after {after} rounds", later))
+        found = study(engine, config.rounds, models, on, say=say)
+        return found, engine.setup.federation.names
 
 
 def _show_theory(theory: dict[str, Any]) -> None:
@@ -404,8 +418,6 @@ def advise_command(
             raise ConfigError(f"--out {file}: it is there already; add --overwrite to replace it")
         values = overridden(read_toml(config), settings or [])
         Config.checked(values)
-        from perfed.theory.advice import advise
-
         with err.status("reading the data") as status:
             advice = advise(values, target_bytes, target_time, lambda line: status.update(line))
         out.print(advice_table(advice))

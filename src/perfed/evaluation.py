@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, final, get_args
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfed.data import FlatExamples
 from perfed.errors import DivergedError, require, require_choice
-from perfed.objective import Measure, Params
+from perfed.objective import Measure, Params, Scalar, squared_norm
 from perfed.randomness import Purpose, fold
 from perfed.simulation import Engine, State
 from perfed.simulation.setup import HINT, Kept, Setup, World
@@ -21,7 +22,7 @@ Values = Float[np.ndarray, " clients"]
 
 
 # Of these, less is better.
-ERRORS = ("loss", "rmse", "train_loss", "train_rmse")
+ERRORS = ("loss", "rmse", "train_loss", "train_rmse", "train_objective")
 
 
 class Summary(NamedTuple):
@@ -69,7 +70,8 @@ class Scores:
     Attributes:
         values: every client's score, by name; the first name is the headline. `accuracy` and `loss`
             for classes; `r2`, `rmse` (in the targets' own unit) and `loss` for a regression. The
-            same with `train_` before it, where training data were scored.
+            same with `train_` before it, where training data were scored, and `train_objective`,
+            f_i itself, where an l2 penalty makes it another than the loss.
         sizes: how many held-out examples there are.
     """
 
@@ -114,12 +116,14 @@ class Scored(NamedTuple):
         common: of the global model.
         own: of its own.
         training: of both on its training data, where it was asked for.
+        penalty: of both, (l2/2)|w|^2, beside `training`.
         models: its own model, where it was asked for.
     """
 
     common: Measure
     own: Measure
     training: tuple[Measure, Measure] | None
+    penalty: tuple[Scalar, Scalar] | None
     models: Params | None
 
 
@@ -158,6 +162,9 @@ class Evaluator:
             if scored.training is not None:
                 trained = self._named(round, kind, scored.training[i], federation.train)
                 values |= {f"train_{name}": value for name, value in trained.items()}
+                if self.engine.setup.task.l2 > 0 and scored.penalty is not None:
+                    penalty = np.asarray(scored.penalty[i], np.float64)
+                    values["train_objective"] = values["train_loss"] + penalty
             scores[kind] = Scores(values, sizes)
         return Evaluation(round, scores, scored.models)
 
@@ -205,12 +212,13 @@ class Evaluator:
         """One client's measures under both models; a `ClientFunction`."""
         own = self.personal_model(setup, world, w, kept, round, client)
         test = setup.objective(world.test, client)
-        training = None
+        training, penalty = None, None
         if self.training:
             train = setup.objective(world.train, client)
             training = (train.measure(w), train.measure(own))
+            penalty = (_penalty(setup, w), _penalty(setup, own))
         models = own if self.keep_models else None
-        return Scored(test.measure(w), test.measure(own), training, models)
+        return Scored(test.measure(w), test.measure(own), training, penalty, models)
 
     def personal_model(
         self,
@@ -227,9 +235,13 @@ class Evaluator:
         return setup.method.personalise(own_data, w, kept.memory, setup.turn(round), key)
 
 
+def _penalty(setup: Setup, w: Params) -> Scalar:
+    return jnp.asarray(0.5 * setup.task.l2 * squared_norm(w))
+
+
 def score_order(name: str) -> tuple[bool, bool, str]:
     """A key to sort names of scores by: held-out before training data, losses last."""
-    return (name.startswith("train_"), name.endswith("loss"), name)
+    return (name.startswith("train_"), name.endswith(("loss", "objective")), name)
 
 
 def scores_of(

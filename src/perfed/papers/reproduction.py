@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, final
+from typing import Any, Literal, NamedTuple, Self, final, get_args
 
 from perfed.errors import ConfigError, require_choice
 from perfed.evaluation import AdaptOn, ModelKind
@@ -20,10 +20,16 @@ from perfed.experiment.entries import Entry
 
 Take = Literal["last", "best"]
 X = Literal["round", "simulated_seconds", "uplink_bytes"]
+Source = Literal["text", "table", "figure", "ours"]
 
 
 class Printed(NamedTuple):
-    """A number of the paper, with half of its interval where there is one."""
+    """A number of the paper.
+
+    Attributes:
+        value: the number.
+        half: half of its interval, or its standard deviation: what the paper prints after ±.
+    """
 
     value: float
     half: float | None
@@ -76,7 +82,7 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Something the paper's text says: one column is ahead of others.
+    """Something the paper says or shows: one column is ahead of others.
 
     Attributes:
         text: in words.
@@ -86,6 +92,8 @@ class Claim(NamedTuple):
         score: by which score.
         printed: by how much, in each row, where the text says so.
         at_own_end: whether curves are compared where each ends, not where the first of them does.
+        reach: whether curves are compared by when they reach the score that `ahead` ends with.
+        source: where it is from: the paper's text, a table, a figure, or ourselves.
     """
 
     text: str
@@ -95,6 +103,8 @@ class Claim(NamedTuple):
     score: str
     printed: dict[str, tuple[float, ...]]
     at_own_end: bool
+    reach: bool
+    source: Source
 
 
 @final
@@ -152,18 +162,11 @@ class Reproduction:
         title = values["title"]
         if quick:
             title += f" (quick: {small['says']})"
-        protocols = values.get("protocol", [{"name": "", "printed": True}])
+        protocols = [_protocol(p) for p in values.get("protocol", [{"name": "", "printed": True}])]
+        _check_best(protocols, rows)
         shown = {row.name for row in rows}
         claims = [
-            Claim(
-                c["text"],
-                c.get("row", ""),
-                c["ahead"],
-                tuple(c["of"]),
-                c.get("score", values["score"][0]),
-                {row: tuple(gaps) for row, gaps in c.get("printed", {}).items()},
-                c.get("at_own_end", False),
-            )
+            _claim(c, values)
             for c in values.get("claim", [])
             if c.get("row", "") in {"", *shown} and not (quick and c.get("full_only", False))
         ]
@@ -178,26 +181,28 @@ class Reproduction:
             values.get("log_x", False),
             values.get("log_y", False),
             small.get("seeds", values.get("seeds", 5)),
-            tuple(
-                Protocol(
-                    p["name"], p.get("adapt_on"), p.get("take", "last"), p.get("printed", False)
-                )
-                for p in protocols
-            ),
+            tuple(protocols),
             tuple(rows),
             tuple(claims),
         )
 
     def entries(self, seeds: int, folder: Path) -> list[Entry]:
-        """All runs."""
-        found = []
+        """All runs.
+
+        Raises:
+            ConfigError: two of them would be recorded in one folder, or one cannot be run.
+        """
+        found: dict[Path, Entry] = {}
         for row in self.rows:
             for (method, values), seed in product(row.runs.items(), range(seeds)):
                 whole = values | {"seed": seed}
                 Config.checked(whole)
                 at = self.place(folder, row.name, method, seed)
-                found.append(Entry(f"{row.name}: {method} (seed {seed})", at, whole))
-        return found
+                entry = Entry(f"{row.name}: {method} (seed {seed})", at, whole)
+                if at in found:
+                    raise ConfigError(f"{entry.name} and {found[at].name} are both named {at}")
+                found[at] = entry
+        return list(found.values())
 
     def place(self, folder: Path, row: str, method: str, seed: int) -> Path:
         """Where a run is recorded."""
@@ -210,11 +215,54 @@ def names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
+def _protocol(values: dict[str, Any]) -> Protocol:
+    return Protocol(
+        values["name"],
+        values.get("adapt_on"),
+        values.get("take", "last"),
+        values.get("printed", False),
+    )
+
+
+def _check_best(protocols: Sequence[Protocol], rows: Sequence[Row]) -> None:
+    """Only last models are kept, so that only they can be scored once more."""
+    for protocol, row in product(protocols, rows):
+        for method, values in row.runs.items():
+            own = values.get("adapt_on", "train")
+            if protocol.take == "best" and protocol.adapt_on not in (None, own):
+                raise ConfigError(
+                    f'protocol {protocol.name}: take = "best" needs every scored round adapted on '
+                    f"{protocol.adapt_on} data; {row.name}: {method} adapts on {own} data"
+                )
+
+
+def _claim(claim: dict[str, Any], values: dict[str, Any]) -> Claim:
+    source, reach = claim.get("source", "text"), claim.get("reach", False)
+    require_choice("claim.source", source, get_args(Source))
+    if reach and (claim.get("at_own_end", False) or "x" not in values):
+        raise ConfigError(
+            f"claim {claim['text']}: reach is for figures, and not for curves compared at_own_end"
+        )
+    return Claim(
+        claim["text"],
+        claim.get("row", ""),
+        claim["ahead"],
+        tuple(claim["of"]),
+        claim.get("score", values["score"][0]),
+        {row: tuple(gaps) for row, gaps in claim.get("printed", {}).items()},
+        claim.get("at_own_end", False),
+        reach,
+        source,
+    )
+
+
 def _row(row: dict[str, Any], values: dict[str, Any], quick: Sequence[str]) -> Row:
     methods = row.get("method", values.get("method", []))
     columns = row.get("column", values.get("column", []))
     runs = {}
     for method in methods:
+        if method["name"] in runs:
+            raise ConfigError(f"{row['name']}: two methods are named {method['name']}")
         own = method.get("row", {}).get(row["name"], [])
         settings = [*row.get("settings", []), *method.get("settings", []), *own]
         # A table of runs keeps no personal models: there would be gigabytes of them.

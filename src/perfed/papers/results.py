@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -14,15 +14,19 @@ from perfed.errors import ConfigError
 from perfed.evaluation import ERRORS, Evaluator
 from perfed.experiment.adapt import load_model
 from perfed.experiment.config import Config
-from perfed.experiment.entries import Data, data_of, record_entries
+from perfed.experiment.entries import Data, Entry, data_of, record_entries
 from perfed.experiment.files import read_json, write_whole
 from perfed.experiment.recording import recorded_config
 from perfed.experiment.rundir import MODEL, SUMMARY
 from perfed.experiment.simulate import Progress
-from perfed.experiment.statistics import over_seeds
+from perfed.experiment.statistics import Spread, over_seeds
+from perfed.experiment.summary import summary_bytes
 from perfed.papers.reproduction import Claim, Column, Printed, Protocol, Reproduction, Row
 
 _CHOICE = "reproduction.json"
+
+# The first of these that one gap or row comes to is what the whole claim comes to.
+Verdict = Literal["does not hold", "not told apart", "holds"]
 
 
 def scale_of(score: str) -> float:
@@ -57,13 +61,37 @@ class Judged(NamedTuple):
 
     Attributes:
         claim: the claim.
-        holds: whether it does.
+        verdict: whether it holds; seeds that differ too much do not tell.
+        ahead: whether all gaps' means, at least, are on the claim's side.
         detail: the numbers.
     """
 
     claim: Claim
-    holds: bool
+    verdict: Verdict
+    ahead: bool
     detail: str
+
+
+class _Told(NamedTuple):
+    """A claim's part, as `Judged` is the whole."""
+
+    verdict: Verdict
+    ahead: bool
+    detail: str
+
+
+class _Pair(NamedTuple):
+    """What two columns come to, seed by seed.
+
+    Attributes:
+        where: at what place of the curves, in words.
+        ahead: of the column that is said to be ahead.
+        behind: of the other.
+    """
+
+    where: str
+    ahead: Float[np.ndarray, " seeds"]
+    behind: Float[np.ndarray, " seeds"]
 
 
 @final
@@ -100,24 +128,25 @@ class Results:
         return Cell(float(spread.mean), float(spread.half), printed)
 
     def values(
-        self, row: Row, column: Column, protocol: Protocol
+        self, row: Row, column: Column, protocol: Protocol, score: str | None = None
     ) -> Float[np.ndarray, " seeds"] | None:
-        """Each seed's; None if a run failed."""
-        score, statistic = self.what.score[0], self.what.statistic
+        """Each seed's, by the table's score unless another is named; None if a run failed."""
+        score, statistic = score or self.what.score[0], self.what.statistic
         summaries = self.summaries(row, column.method)
         if summaries is None:
             return None
         values = []
         for seed, summary in enumerate(summaries):
+            own = _recorded_as(score, summary)
             if protocol.adapt_on not in (None, summary["config"]["adapt_on"]):
                 place = self.what.place(self.folder, row.name, column.method, seed)
                 other = read_json(place / _rescored_name(protocol))
-                values.append(other[column.kind][score][statistic])
+                values.append(other[column.kind][own][statistic])
             elif protocol.take == "best":
                 best = min if score in ERRORS else max
-                values.append(best(p[column.kind][score][statistic] for p in summary["history"]))
+                values.append(best(p[column.kind][own][statistic] for p in summary["history"]))
             else:
-                values.append(summary[column.kind][score][statistic])
+                values.append(summary[column.kind][own][statistic])
         return scale_of(score) * np.array(values)
 
     def curve(self, row: Row, column: Column, score: str) -> Curve | None:
@@ -137,8 +166,12 @@ class Results:
             return None
         x, statistic = self.what.x or "round", self.what.statistic
         along = np.array([[p[x] for p in s["history"]] for s in summaries], float)
+        names = [_recorded_as(score, summary) for summary in summaries]
         values = np.array(
-            [[p[column.kind][score][statistic] for p in s["history"]] for s in summaries]
+            [
+                [p[column.kind][own][statistic] for p in summary["history"]]
+                for own, summary in zip(names, summaries, strict=True)
+            ]
         )
         return along, scale_of(score) * values
 
@@ -163,49 +196,109 @@ class Results:
         found = []
         for claim in self.what.claims:
             rows = [row for row in self.what.rows if claim.row in ("", row.name)]
-            verdicts = [self._judge(claim, row) for row in rows]
-            holds = all(good for good, _ in verdicts)
-            found.append(Judged(claim, holds, "; ".join(text for _, text in verdicts)))
+            told = _whole([self._judge(claim, row) for row in rows], "; ")
+            found.append(Judged(claim, *told))
         return found
 
-    def _judge(self, claim: Claim, row: Row) -> tuple[bool, str]:
+    def _judge(self, claim: Claim, row: Row) -> _Told:
         named = {column.name: column for column in row.columns}
-        sign = -1.0 if claim.score in ERRORS else 1.0
         printed = claim.printed.get(row.name, (None,) * len(claim.of))
-        parts, good = [], True
+        parts = []
         for other, gap_printed in zip(claim.of, printed, strict=True):
-            pair = self._pair(row, named[claim.ahead], named[other], claim)
-            if pair is None:
-                return False, f"{row.name}: runs failed"
-            where, ahead, behind = pair
-            # Seeds share first models and cohorts, so they are compared seed by seed.
-            gap = over_seeds(sign * (ahead - behind))
-            good &= bool(gap.mean > 0)
-            half = "" if np.isnan(gap.half) else f" ± {gap.half:.2g}"
-            said = "" if gap_printed is None else f" (printed {gap_printed:+g})"
-            parts.append(f"{gap.mean:+.3g}{half}{said} over {other}{where}")
-        return good, f"{row.name}: {', '.join(parts)}"
+            judge = self._judge_reach if claim.reach else self._judge_gap
+            told = judge(row, named[claim.ahead], named[other], claim, gap_printed)
+            if told is None:
+                return _Told("does not hold", False, f"{row.name}: runs failed")
+            parts.append(told)
+        whole = _whole(parts, ", ")
+        return whole._replace(detail=f"{row.name}: {whole.detail}")
 
-    def _pair(
-        self, row: Row, one: Column, other: Column, claim: Claim
-    ) -> tuple[str, Float[np.ndarray, " seeds"], Float[np.ndarray, " seeds"]] | None:
-        """What two columns come to, by seed, and where: curves when the first of the two ends."""
+    def _judge_gap(
+        self, row: Row, one: Column, other: Column, claim: Claim, printed: float | None
+    ) -> _Told | None:
+        pair = self._pair(row, one, other, claim)
+        if pair is None:
+            return None
+        # Seeds share first models and cohorts, so they are compared seed by seed.
+        gap = over_seeds(_sign(claim.score) * (pair.ahead - pair.behind))
+        half = "" if np.isnan(gap.half) else f" ± {gap.half:.2g}"
+        said = "" if printed is None else f" (printed {printed:+g})"
+        text = f"{gap.mean:+.3g}{half}{said} over {other.name}{pair.where}"
+        return _Told(_verdict(gap), bool(gap.mean > 0), text)
+
+    def _judge_reach(
+        self, row: Row, one: Column, other: Column, claim: Claim, _: float | None
+    ) -> _Told | None:
+        """In how many seeds the other has not yet come, when `ahead` ends, to where that is."""
+        both = [self._curves(row, column, claim.score) for column in (one, other)]
+        if both[0] is None or both[1] is None:
+            return None
+        (ends, levels), (along, values) = both[0], both[1]
+        sign = _sign(claim.score)
+        there = sign * values >= sign * levels[:, -1:]
+        when = np.where(there, along, np.inf).min(axis=1)
+        seeds, first = len(when), int((when > ends[:, -1]).sum())
+        never = int(np.isinf(when).sum())
+        verdict: Verdict = "not told apart"
+        if first == seeds:
+            verdict = "holds"
+        elif 2 * first < seeds:
+            verdict = "does not hold"
+        said = f" (never reaches it in {never})" if never else ""
+        text = f"first in {first} of {seeds} seeds against {other.name}{said}"
+        return _Told(verdict, 2 * first > seeds, text)
+
+    def _pair(self, row: Row, one: Column, other: Column, claim: Claim) -> _Pair | None:
+        """What two columns come to; of curves, when the first of the two ends."""
         if self.what.x is None:
             protocol = self.what.protocols[0]
-            both = [self.values(row, column, protocol) for column in (one, other)]
-            return None if both[0] is None or both[1] is None else ("", both[0], both[1])
+            ahead, behind = (self.values(row, c, protocol, claim.score) for c in (one, other))
+            return None if ahead is None or behind is None else _Pair("", ahead, behind)
         curves = [self._curves(row, column, claim.score) for column in (one, other)]
         if curves[0] is None or curves[1] is None:
             return None
+        (x, y), (other_x, other_y) = curves[0], curves[1]
         if claim.at_own_end:
-            return " at the end", curves[0][1][:, -1], curves[1][1][:, -1]
-        along = [x.mean(axis=0) for x, _ in (curves[0], curves[1])]
-        end = min(x[-1] for x in along)
-        found = [
-            np.array([np.interp(end, x, y) for y in values])
-            for x, (_, values) in zip(along, (curves[0], curves[1]), strict=True)
-        ]
-        return f" at {self.what.x} {end:.4g}", found[0], found[1]
+            return _Pair(" at the end", y[:, -1], other_y[:, -1])
+        ends = np.minimum(x[:, -1], other_x[:, -1])
+        where = f" at {self.what.x} {ends.mean():.4g}"
+        return _Pair(where, _standing(x, y, ends), _standing(other_x, other_y, ends))
+
+
+def _recorded_as(score: str, summary: dict[str, Any]) -> str:
+    """The name of a score in a run: without a penalty its objective is the loss, recorded once."""
+    penalty = summary["config"].get("model", {}).get("l2", 0.0)
+    return "train_loss" if score == "train_objective" and penalty == 0 else score
+
+
+def _sign(score: str) -> float:
+    return -1.0 if score in ERRORS else 1.0
+
+
+def _verdict(gap: Spread) -> Verdict:
+    """By the interval; one seed has none, and its sign decides."""
+    if np.isnan(gap.half):
+        return "holds" if gap.mean > 0 else "does not hold"
+    if gap.mean - gap.half > 0:
+        return "holds"
+    return "does not hold" if gap.mean + gap.half < 0 else "not told apart"
+
+
+def _whole(parts: Sequence[_Told], between: str) -> _Told:
+    """What parts come to: the worst of them."""
+    verdict = min((part.verdict for part in parts), key=get_args(Verdict).index)
+    detail = between.join(part.detail for part in parts)
+    return _Told(verdict, all(part.ahead for part in parts), detail)
+
+
+def _standing(
+    x: Float[np.ndarray, "seeds points"],
+    y: Float[np.ndarray, "seeds points"],
+    ends: Float[np.ndarray, " seeds"],
+) -> Float[np.ndarray, " seeds"]:
+    """Each seed's last point so far: the server's model does not change before a round ends."""
+    last = (x <= ends[:, None]).sum(axis=1) - 1
+    return np.take_along_axis(y, last[:, None], axis=1)[:, 0]
 
 
 def reproduce(
@@ -218,12 +311,15 @@ def reproduce(
     """Run what is not finished yet, and score it in all the ways that are asked for.
 
     Raises:
-        ConfigError: some data are not there; nothing has been run.
+        ConfigError: some data are not there, or a finished run is of other settings; nothing has
+            been run.
     """
     entries = what.entries(seeds, folder)
     data: Data = {}
     for entry in entries:
-        if not entry.finished:
+        if entry.finished:
+            _check_settings(entry)
+        else:
             data_of(Config.checked(entry.values), data)
     failures = record_entries(entries, on_progress, say, data)
     for protocol in what.protocols:
@@ -244,6 +340,28 @@ def check_folder(folder: Path, what: Reproduction, seeds: int) -> None:
         said = before | said
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(said, indent=1).encode())
+
+
+def _check_settings(entry: Entry) -> None:
+    """A finished run is one of the settings that are asked for now."""
+    now = json.loads(summary_bytes(Config.checked(entry.values).resolved()))
+    differ = _differences(read_json(entry.folder / SUMMARY)["config"], now)
+    if differ:
+        raise ConfigError(
+            f"{entry.name}: {entry.folder} holds a finished run of other settings "
+            f"({'; '.join(differ)}); remove it, or name another folder"
+        )
+
+
+def _differences(before: Any, now: Any, at: str = "") -> list[str]:
+    """What differs, by name; settings that an older record does not know yet do not count."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            line
+            for key, value in before.items()
+            for line in _differences(value, now.get(key), f"{at}.{key}" if at else key)
+        ]
+    return [] if before == now else [f"{at} was {before!r}, is {now!r} now"]
 
 
 def _rescored_name(protocol: Protocol) -> str:

@@ -1,11 +1,12 @@
 """Figures, as files."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float, Int
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -72,6 +73,35 @@ def label_picture(facts: Description, path: Path) -> None:
     axes.set_ylabel("label")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    with warnings.catch_warnings():  # a script the font lacks shows as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(path, dpi=150)
+
+
+def distance_picture(
+    matrix: Float[np.ndarray, "clients clients"],
+    group: Int[np.ndarray, " clients"],
+    names: Sequence[str],
+    told: str,
+    path: Path,
+) -> None:
+    """Distances between clients, as colour; those of one group side by side, groups marked off."""
+    order = np.argsort(group, kind="stable")
+    figure = Figure(figsize=(6, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    image = axes.imshow(matrix[np.ix_(order, order)], cmap="Blues", vmin=0, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label=told, pad=0.015)
+    for edge in np.flatnonzero(np.diff(group[order])) + 0.5:
+        axes.axhline(edge, color="#b0402a", linewidth=0.8)
+        axes.axvline(edge, color="#b0402a", linewidth=0.8)
+    if len(names) <= 40:
+        ticks = [_shown(names[i]) for i in order]
+        axes.set_xticks(range(len(names)), ticks, rotation=90, fontsize=7, parse_math=False)
+        axes.set_yticks(range(len(names)), ticks, fontsize=7, parse_math=False)
+    groups = len(set(group.tolist()))
+    title = f"{len(names)} clients, {groups} group{'s' * (groups != 1)} of similar ones"
+    axes.set_title(title, fontsize=11)
     with warnings.catch_warnings():  # a script the font lacks shows as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(path, dpi=150)

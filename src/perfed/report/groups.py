@@ -20,6 +20,7 @@ SCORE_NAMES = {
     "accuracy": "Accuracy", "r2": "R²", "rmse": "RMSE", "loss": "Loss",
     "train_accuracy": "Training accuracy", "train_r2": "Training R²",
     "train_rmse": "Training RMSE", "train_loss": "Training loss",
+    "train_objective": "Training objective",
 }  # fmt: skip
 
 # What a curve can be drawn against, in this order; only "round" and those recorded are offered.

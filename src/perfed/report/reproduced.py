@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from perfed.papers.reproduction import Column, Protocol, Row
+from perfed.evaluation import ERRORS
+from perfed.papers.reproduction import Column, Printed, Protocol, Row
 from perfed.papers.results import Cell, Curve, Results, scale_of
 from perfed.report.groups import AXIS_NAMES, score_name, unit
 from perfed.report.paper import COLOURS, DATELESS, MARKERS, STYLE
@@ -74,7 +75,11 @@ def _number(score: str, mean: float, half: float) -> str:
 
 def _shown(score: str, cell: Cell) -> str:
     here = "failed" if np.isnan(cell.mean) else _number(score, cell.mean, cell.half)
-    return here if cell.printed is None else f"{cell.printed.value:.2f} / {here}"
+    return here if cell.printed is None else f"{_printed(cell.printed)} / {here}"
+
+
+def _printed(printed: Printed) -> str:
+    return f"{printed.value:.2f}" + ("" if printed.half is None else f"±{printed.half:.2f}")
 
 
 def _order(results: Results, row: Row, protocol: Protocol) -> str:
@@ -107,7 +112,7 @@ def terminal_table(results: Results) -> Table:
             for protocol in what.protocols:
                 cell = results.cell(row, column, protocol)
                 if protocol.printed:
-                    cells.append("" if cell.printed is None else f"{cell.printed.value:.2f}")
+                    cells.append("" if cell.printed is None else _printed(cell.printed))
                 cells.append(_shown(what.score[0], cell._replace(printed=None)))
             table.add_row("" if i else row.name, column.name, *cells)
     return table
@@ -121,11 +126,12 @@ def order_lines(results: Results) -> list[str]:
 
 
 def claim_lines(results: Results) -> list[str]:
-    """Whether what the paper's text says holds here."""
-    return [
-        f"{'holds' if judged.holds else 'does not hold'}: {judged.claim.text} ({judged.detail})"
-        for judged in results.judged()
-    ]
+    """Whether what the paper says holds here."""
+    lines = []
+    for claim, verdict, _, detail in results.judged():
+        source = "" if claim.source == "text" else f" ({claim.source})"
+        lines.append(f"{verdict}{source}: {claim.text} ({detail})")
+    return lines
 
 
 def markdown(results: Results, figure: str | None) -> str:
@@ -141,7 +147,7 @@ def markdown(results: Results, figure: str | None) -> str:
         parts.append(f"![{what.title}]({figure})")
     claims = claim_lines(results)
     if claims:
-        parts.append("## What the text claims\n\n" + "\n".join(f"- {line}" for line in claims))
+        parts.append("## What the paper claims\n\n" + "\n".join(f"- {line}" for line in claims))
     parts.append(f"## What was chosen\n\n{what.choices}")
     if results.failures:
         failed = "\n".join(f"- {name}: {why}" for name, why in results.failures.items())
@@ -206,7 +212,7 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
     name = AXIS_NAMES[x]
     axes.set_xlabel(f"{name} ({suffix})" if suffix else name)
     axes.set_ylabel(score_name(score))
-    if what.log_y and score.endswith("loss"):
+    if what.log_y and score in ERRORS:
         axes.set_yscale("log")
         for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             place(lambda value, _: f"{value:g}")

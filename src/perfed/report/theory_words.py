@@ -31,13 +31,17 @@ def bound_line(theory: Mapping[str, Any]) -> str:
 
 def distance_line(theory: Mapping[str, Any]) -> str:
     """How much the clients' labels differ."""
-    distance, group = theory["label_distance"], theory["group"]
+    found, group = theory["distance"], theory["group"]
+    distance = found["value"]
     mean = sum(distance) / len(distance)
+    low, high = (sum(found[end]) / len(distance) for end in ("low", "high"))
+    between = "" if low == high else f", between {low:.3g} and {high:.3g}"
+    what = "labels" if found["on"] == "labels" else "examples"
     count = len(set(group))
     told = f"{count} groups of similar clients" if count > 1 else "no groups stand out"
     return (
-        f"labels of clients are {mean:.3g} from the average one on average, {max(distance):.3g} at "
-        f"most (total variation, 0 to 1; Per-FedAvg, 4.1); {told}"
+        f"clients' {what} are {mean:.3g} from the average ones on average{between}, "
+        f"{max(distance):.3g} at most ({found['method']}; Per-FedAvg, 4.1); {told}"
     )
 
 

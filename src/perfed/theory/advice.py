@@ -1,8 +1,8 @@
 """Settings for a federation: from its measured constants, and a short pilot on training data.
 
 The theorems' own step sizes hold for the worst case, and are far below what works; but their
-constants say where to look. Candidates are fractions of 1/L, the scale on which steps become
-unstable, and a pilot, scored on a part of the clients' training data, decides between them.
+constants say where to look. Candidates lie around 1/L_i, the scale on which steps become unstable,
+and a pilot, scored on a part of the clients' training data, decides between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +41,9 @@ _FINALISTS = 4
 # Codecs from the finest to the coarsest; 0 levels: float32.
 _LEVELS = (0, 127, 15, 4, 1)
 _PERIODS = (1, 2, 5, 10, 20, 50)
+
+# Inner steps of pFedMe cost as much as all else of a round.
+_MOST_INNER = 20
 
 # What a method calls its local steps.
 _STEPS = {"fedavg": "tau", "per-fedavg": "tau", "local": "tau", "pfedme": "local_rounds"}
@@ -155,7 +158,9 @@ def advise(
         for line in fixed:
             _set(values, line)
     for name, value in best.settings.items():
-        line = Line(f"method.{name}", value, f"{_scale(name, value, constants)}; {why}")
+        line = Line(
+            f"method.{name}", value, f"{_scale(config.method.name, name, value, constants)}; {why}"
+        )
         why = "chosen with it"
         _set(values, line)
         lines.append(line)
@@ -333,33 +338,35 @@ def _within_seconds(config: Config, engine: Engine, change: Params, budget: floa
 def _candidates(config: Config, c: Constants) -> tuple[list[Line], list[dict[str, float]]]:
     """What the constants settle, and settings for the pilot to choose from."""
     L, mu = c.L.value, c.mu.value
-    unit = 1 / L
+    # From well below what the sharpest client allows to what half of the clients do.
+    safe, usual = 1 / L, 1 / float(np.median(c.client_L))
+    outer = [_rounded(rate) for rate in np.geomspace(0.1 * safe, 3 * usual, 5)]
+    inner = [_rounded(rate) for rate in np.geomspace(0.1 * safe, usual, 4)]
     name = config.method.name
     if name == "per-fedavg":
-        return [], [
-            {"alpha": _rounded(a * unit), "beta": _rounded(b * unit)}
-            for a, b in product((0.1, 0.3, 1.0), (0.1, 0.3, 1.0, 3.0))
-        ]
+        return [], [{"alpha": a, "beta": b} for a, b in product(inner, outer)]
     if name == "pfedme":
-        softest = 0.5 * L
+        softest = 0.3 / usual
         inner_lr = _rounded(1 / (softest + L))
-        steps = inner_steps(softest, L, mu, inner_lr)
-        why = f"kappa = {bounds.inner_condition(softest, L, mu):.2g}: a tenth of the error is left"
+        wanted = inner_steps(softest, L, mu, inner_lr)
+        steps = min(wanted, _MOST_INNER)
+        kappa = bounds.inner_condition(softest, L, mu)
+        told = f"kappa = {kappa:.2g}: a tenth of the first error is left after {wanted} steps"
         lines = [
-            Line("method.inner_lr", inner_lr, "1/(lambda + L), with lambda = L/2"),
-            Line("method.inner_steps", steps, why),
+            Line("method.inner_lr", inner_lr, f"1/(lambda + L), with lambda = {softest:.2g}"),
+            Line(
+                "method.inner_steps",
+                steps,
+                told if steps == wanted else f"{told}, of which no more than {steps} are advised",
+            ),
         ]
         return lines, [
-            {"lam": _rounded(a * L), "eta": _rounded(b / (a * L)), "beta": s}
-            for a, b, s in product((0.5, 1.0, 3.0), (0.03, 0.1, 0.3), (1.0, 2.0))
-            if inner_lr * (a + 1) * L < 2
+            {"lam": _rounded(a / usual), "eta": _rounded(b * usual / a), "beta": s}
+            for a, b, s in product((0.3, 1.0, 3.0), (0.03, 0.1, 0.3), (1.0, 2.0))
         ]
     if name == "local":
-        return [], [{"lr": _rounded(a * unit)} for a in (0.03, 0.1, 0.3, 1.0, 2.0)]
-    return [], [
-        {"lr": _rounded(a * unit), "alpha": _rounded(b * unit)}
-        for a, b in product((0.03, 0.1, 0.3, 1.0, 2.0), (0.1, 0.3, 1.0))
-    ]
+        return [], [{"lr": a} for a in outer]
+    return [], [{"lr": a, "alpha": b} for a, b in product(outer, inner)]
 
 
 def _pilot(
@@ -426,12 +433,13 @@ def _loss(result: Result | DivergedError) -> float:
     return float(result.scores["personalized"].loss.mean())
 
 
-def _scale(name: str, value: float, c: Constants) -> str:
+def _scale(method: str, name: str, value: float, c: Constants) -> str:
     if name == "lam":
         return f"{value / c.L.value:.2g} L"
-    if name in ("eta", "beta") and value >= 1:
+    if method == "pfedme" and name == "beta":
         return "the server's mixing"
-    return f"{value * c.L.value:.2g}/L"
+    share = float(np.mean(value <= 1 / c.client_L))
+    return f"{value * c.L.value:.2g}/L, at most 1/L_i for {100 * share:.0f} % of clients"
 
 
 def _set(values: dict[str, Any], line: Line) -> None:

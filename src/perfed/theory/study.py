@@ -1,18 +1,25 @@
 """A study of a federation: its constants, how its clients differ, and what the theorems say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfed.data import Federation
 from perfed.objective import Params
 from perfed.simulation import Engine
 from perfed.theory.conditions import Diagnosis, diagnose
 from perfed.theory.constants import USUAL, Constants, Effort, measure
-from perfed.theory.distances import distance_matrix, groups, label_distances
+from perfed.theory.distances import (
+    On,
+    distance_matrix,
+    feature_distances,
+    groups,
+    label_distances,
+)
 
 # What each constant is, in a few words.
 MEANINGS = {
@@ -27,6 +34,40 @@ MEANINGS = {
 }
 
 
+class Differences(NamedTuple):
+    """How much clients' data differ (Per-FedAvg, 4.1).
+
+    Attributes:
+        on: labels alone, or features with labels.
+        method: total variation, or how W_1 was found.
+        value: each client's distance from the average.
+        low: it is no less than this.
+        high: it is no more than this.
+        matrix: between each two clients.
+        group: groups of similar clients.
+    """
+
+    on: On
+    method: str
+    value: Float[np.ndarray, " clients"]
+    low: Float[np.ndarray, " clients"]
+    high: Float[np.ndarray, " clients"]
+    matrix: Float[np.ndarray, "clients clients"]
+    group: Int[np.ndarray, " clients"]
+
+    @classmethod
+    def of(cls, federation: Federation, on: On = "labels") -> "Differences":
+        """Measure them; features take minutes where clients have many examples."""
+        matrix = distance_matrix(federation, on=on)
+        group = groups(matrix)
+        if on == "labels":
+            value = label_distances(federation)
+            method = "total variation" if federation.labels is not None else "W_1"
+            return cls(on, method, value, value, value, matrix, group)
+        found = feature_distances(federation)
+        return cls(on, f"W_1, {found.method}", found.value, found.low, found.high, matrix, group)
+
+
 @final
 @dataclass(frozen=True)
 class Study:
@@ -36,16 +77,13 @@ class Study:
         at: the models it was measured at, in words.
         constants: of the papers' assumptions.
         diagnosis: the theorems' conditions and bounds.
-        distance: of each client's labels from the average (Per-FedAvg, 4.1): total variation, or
-            W_1 in a regression.
-        group: groups of clients with similar labels.
+        differences: between clients' data.
     """
 
     at: str
     constants: Constants
     diagnosis: Diagnosis
-    distance: Float[np.ndarray, " clients"]
-    group: Int[np.ndarray, " clients"]
+    differences: Differences
 
     def as_json(self) -> dict[str, Any]:
         """For a file, a page or a table: numbers that are not finite are None."""
@@ -72,8 +110,14 @@ class Study:
                 "theorem": d.theorem,
                 "terms": d.terms,
                 "terms_hide_a_factor": d.hidden,
-                "label_distance": self.distance.tolist(),
-                "group": self.group.tolist(),
+                "distance": {
+                    "on": self.differences.on,
+                    "method": self.differences.method,
+                    "value": self.differences.value.tolist(),
+                    "low": self.differences.low.tolist(),
+                    "high": self.differences.high.tolist(),
+                },
+                "group": self.differences.group.tolist(),
                 "client_L": c.client_L.tolist(),
                 "client_B": c.client_B.tolist(),
             }
@@ -84,25 +128,32 @@ class Study:
 def study(
     engine: Engine,
     rounds: int,
-    w: Params | None = None,
-    at: str = "the first model",
+    models: Sequence[tuple[str, Params | None]] = (("the first model", None),),
+    on: On = "labels",
     effort: Effort = USUAL,
     say: Callable[[str], None] = lambda line: None,
 ) -> Study:
-    """Measure a federation at a model (None: the first), and check a run of so many rounds."""
-    constants = measure(engine, w, effort, say)
-    return of_constants(engine, rounds, constants, at)
+    """Measure a federation, and check a run of so many rounds on it.
 
-
-def of_constants(engine: Engine, rounds: int, constants: Constants, at: str) -> Study:
-    """A study from constants that are measured already."""
-    federation = engine.setup.federation
+    Args:
+        engine: the run's.
+        rounds: how many.
+        models: where constants are measured, each with its name (None: the first model); what
+            counts is the largest.
+        on: what distances between clients are of.
+        effort: how much is spent on constants.
+        say: told what comes next.
+    """
+    found = [measure(engine, w, effort, say) for _, w in models]
+    constants = found[0]
+    for other in found[1:]:
+        constants = constants.joined(other)
+    say(f"distances between {constants.clients} clients, on {on}")
     return Study(
-        at,
+        " and ".join(name for name, _ in models),
         constants,
         diagnose(engine.setup, constants, rounds),
-        label_distances(federation),
-        groups(distance_matrix(federation, on="labels")),
+        Differences.of(engine.setup.federation, on),
     )
 
 
