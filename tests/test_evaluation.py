@@ -114,3 +114,24 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
         for kind, score in scores.items():
             np.testing.assert_allclose(score.loss[i], own[kind].loss[0], rtol=1e-5)
             np.testing.assert_allclose(score.accuracy[i], own[kind].accuracy[0], rtol=1e-6)
+
+
+def test_the_training_objective_has_its_penalty(data: Any) -> None:
+    """f_i of the training data, for both models; without a penalty there is only the loss."""
+    for l2 in (0.0, 0.2):
+        engine = Vectorised(Setup(data, Task(MLR(64, 10), l2), FedAvg(lr=0.5, alpha=1.0), 4))
+        state = engine.advance(engine.start(), 2)
+        scores = Evaluator(engine, training=True)(state).scores
+        own = Evaluator(engine).personal_models(state)
+        for kind, models in (("global", None), ("personalized", own)):
+            values = scores[kind].values  # type: ignore[index]
+            if l2 == 0:
+                assert "train_objective" not in values
+                continue
+            for i in range(data.clients):
+                w = state.w if models is None else {k: v[i] for k, v in models.items()}
+                square = sum(
+                    float(np.sum(np.asarray(leaf, np.float64) ** 2)) for leaf in w.values()
+                )
+                expected = values["train_loss"][i] + l2 / 2 * square
+                assert values["train_objective"][i] == pytest.approx(expected, rel=1e-5)
