@@ -332,13 +332,13 @@ def theory_section(groups: Sequence[Group]) -> Section | None:
 
 def _theory_of(name: str, theory: Mapping[str, Any]) -> str:
     conditions = markup.table(
-        ("Condition", "From", "Here", "Limit", "Verdict", "What breaking it risks"),
+        ("Condition", "From", "What breaking it risks", "Here", "Limit", "Verdict"),
         [
-            (c["text"], c["source"], number(c["value"]), number(c["limit"]), verdict(c), c["risk"])
+            (c["text"], c["source"], c["risk"], number(c["value"]), number(c["limit"]), verdict(c))
             for c in theory["conditions"]
         ],
         f"Conditions of the theorems for {name}, with constants measured at {theory['at']}.",
-        left=2,
+        left=3,
     )
     constants = markup.table(
         ("Constant", "What it is", "Value", "Between", "and"),
