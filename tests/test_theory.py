@@ -109,6 +109,7 @@ def test_rho_is_the_third_derivatives_norm() -> None:
     assert found.rho.value == pytest.approx(best, rel=0.01)
 
 
+@pytest.mark.slow
 def test_samples_say_how_sure_they_are() -> None:
     """With a part of examples and clients, the intervals are wide and hold the truth mostly."""
     data = federation(5, sizes=(60, 80, 50, 90, 70, 65, 75, 85), binary=True)
@@ -148,8 +149,8 @@ def test_a_network_has_negative_curvature_and_constants_of_two_models_join() -> 
     parts = [(rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, 3, n)) for n in (9, 30)]
     data = Federation.of(parts, parts)
     engine = Vectorised(Setup(data, Task(MLP(5, 3, (6,))), PerFedAvg(), 2, 0))
-    first = measure(engine)
-    later = measure(engine, jax.tree.map(lambda leaf: 3 * leaf, engine.start().w))
+    first = measure(engine, effort=FULL)
+    later = measure(engine, jax.tree.map(lambda leaf: 3 * leaf, engine.start().w), FULL)
     assert first.mu.value < 0 < first.rho.value < float("inf")
     assert first.parameters == 57
     both = first.joined(later)
@@ -174,34 +175,34 @@ def discrete(seed: int = 0) -> Federation:
     return Federation.of(parts, parts)
 
 
-def test_distances_bound_diversity() -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
+def test_distances_bound_diversity(seed: int) -> None:
     """(14a) and (16): gamma^2 <= 4 B^2 mean TV^2, and <= L_Z^2 mean W_1^2, and of Hessians too."""
     from perfed.theory.distances import example_distances, feature_distances
 
-    for seed in range(2):
-        data, w = discrete(seed), start(seed)
-        found = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
-        variation = example_distances(data)
-        pairs = [per_example(data, i, w, "logistic") for i in range(data.clients)]
-        g, h = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        B, L = np.linalg.norm(g, axis=1).max(), max(map(spectral, h))
-        tv2 = np.mean(variation**2)
-        assert found.gamma_G.value**2 <= 4 * B**2 * tv2
-        assert found.gamma_H.value**2 <= 4 * L**2 * tv2
-        assert found.gamma_G.value**2 > 0.001 * 4 * B**2 * tv2  # a bound that says something
+    data, w = discrete(seed), start(seed)
+    found = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
+    variation = example_distances(data)
+    pairs = [per_example(data, i, w, "logistic") for i in range(data.clients)]
+    g, h = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    B, L = np.linalg.norm(g, axis=1).max(), max(map(spectral, h))
+    tv2 = np.mean(variation**2)
+    assert found.gamma_G.value**2 <= 4 * B**2 * tv2
+    assert found.gamma_H.value**2 <= 4 * L**2 * tv2
+    assert found.gamma_G.value**2 > 0.001 * 4 * B**2 * tv2  # a bound that says something
 
-        cost = 1.0
-        w1 = feature_distances(data, label_cost=cost, method="exact").value
-        z = np.concatenate(
-            [np.column_stack([x, cost * y]) for x, y in map(data.train.client, range(4))]
-        )
-        apart = np.linalg.norm(z[:, None] - z[None], axis=2)
-        far = apart > 1e-6
-        L_Z = (np.linalg.norm(g[:, None] - g[None], axis=2)[far] / apart[far]).max()
-        differences = np.linalg.norm(h[:, None] - h[None], ord=2, axis=(2, 3))
-        rho_Z = (differences[far] / apart[far]).max()
-        assert found.gamma_G.value**2 <= L_Z**2 * np.mean(w1**2)
-        assert found.gamma_H.value**2 <= rho_Z**2 * np.mean(w1**2)
+    cost = 1.0
+    w1 = feature_distances(data, label_cost=cost, method="exact").value
+    z = np.concatenate(
+        [np.column_stack([x, cost * y]) for x, y in map(data.train.client, range(4))]
+    )
+    apart = np.linalg.norm(z[:, None] - z[None], axis=2)
+    far = apart > 1e-6
+    L_Z = (np.linalg.norm(g[:, None] - g[None], axis=2)[far] / apart[far]).max()
+    differences = np.linalg.norm(h[:, None] - h[None], ord=2, axis=(2, 3))
+    rho_Z = (differences[far] / apart[far]).max()
+    assert found.gamma_G.value**2 <= L_Z**2 * np.mean(w1**2)
+    assert found.gamma_H.value**2 <= rho_Z**2 * np.mean(w1**2)
 
 
 def region(data: Federation, w: np.ndarray, alpha: float) -> tuple[float, float, float, float]:
@@ -247,6 +248,20 @@ def test_lemma_4_3_holds_for_our_stochastic_gradient(D: int, D1: int, D2: int) -
         error = draws.std(axis=0).sum() / np.sqrt(len(draws))
         bias = bounds.per_fedavg_bias(L, sigma_G, alpha, D)
         assert np.linalg.norm(draws.mean(axis=0) - truth) <= bias + 4 * error
+
+
+def test_without_adaptation_the_variance_is_that_of_a_batch() -> None:
+    """alpha near 0: E|estimate - grad F_i|^2 is (spread of the client's gradients) / D'."""
+    data, w = federation(1, sizes=(12, 30, 7), binary=True), start()
+    method = PerFedAvg(variant="exact", alpha=1e-6, batch=2, batch_outer=3)
+    own = objective(data, 1, LOGISTIC)
+    d = own.batches(jax.random.key(0), (1,), 2)
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    draws = jax.vmap(lambda k: method.meta_gradient(own, f32(w), d, own.batches(k, (), 3), d))(keys)
+    g, _ = per_example(data, 1, w, "logistic")
+    spread = np.mean(np.sum((g - g.mean(axis=0)) ** 2, axis=1))
+    squares = np.sum((np.asarray(draws, np.float64) - g.mean(axis=0)) ** 2, axis=1)
+    assert squares.mean() == pytest.approx(spread / 3, rel=0.05)
 
 
 def test_the_hessian_free_error_falls_with_delta_squared_until_rounding() -> None:
@@ -340,6 +355,7 @@ def controlled(noise: float = 1.0) -> tuple[Federation, np.ndarray, np.ndarray]:
     return Federation.of(parts, parts), np.array(centres), np.mean(centres, axis=0)
 
 
+@pytest.mark.slow
 def test_fedpaq_stays_below_its_theorem_1() -> None:
     """E|x_k - x*|^2 over seeds, with the theorem's own step sizes and a real quantiser."""
     data, _, optimum = controlled()
@@ -347,6 +363,7 @@ def test_fedpaq_stays_below_its_theorem_1() -> None:
     L = mu = 1 / 8
     tau, s, m = 2, 4, 4
     q = LowPrecision(s).variance((8,))
+    assert q is not None
     method = FedAvg(lr=4 / mu, tau=tau, batch=m, diminishing=True)
     setups = [Setup(data, task, method, 10, seed, codec=LowPrecision(s)) for seed in range(10)]
     engine = Vectorised(setups[0])
@@ -363,8 +380,8 @@ def test_fedpaq_stays_below_its_theorem_1() -> None:
         bound = sum(bounds.fedpaq_theorem_1(float(distances[0]), C, k, k0, tau))
         assert distances[-1] <= bound
     first, *distances = distances
-    # It is no faster than 1/k either: the noise of a constant number of examples.
-    assert distances[1] < distances[0] < first
+    # It falls about as 1/k: the noise of a constant number of examples.
+    assert 2 < first / distances[1] < 8
 
 
 def test_stationarity_is_the_problems_own_gradient() -> None:

@@ -305,7 +305,7 @@ def diagnose_command(
     ] = None,
     after: Annotated[
         int | None,
-        typer.Option(metavar="ROUNDS", help="Also measure after so many rounds of the run."),
+        typer.Option(metavar="ROUNDS", min=1, help="Also measure after so many rounds."),
     ] = None,
     distances: Annotated[
         On, typer.Option(help="What distances between clients are of; features take longer.")
@@ -361,7 +361,7 @@ def _studied(
         models: list[tuple[str, Any]] = [("the first model", None)]
         if of_run:
             last = load_model(_model_file(what)).params
-            models = [(f"the run's last model (round {config.rounds})", last)]
+            models.append((f"the run's last (round {config.rounds})", last))
         elif after:
             say(f"{after} rounds")
             later = engine.advance(engine.start(), after).w
@@ -379,6 +379,9 @@ def _show_theory(theory: dict[str, Any]) -> None:
         if not condition["holds"]:
             told = f"{condition['text']} ({condition['source']}): {condition['risk']}"
             out.print(f"[yellow]note[/] {escape(told)}", soft_wrap=True)
+    if theory["derived"]:
+        derived = ", ".join(f"{name} {number(value)}" for name, value in theory["derived"].items())
+        out.print(f"from the constants: {derived}", soft_wrap=True)
     if theory["terms"]:
         terms = ", ".join(f"{name} {number(value)}" for name, value in theory["terms"].items())
         out.print(f"{bound_line(theory)[:-1]}: {terms}", soft_wrap=True)

@@ -88,8 +88,10 @@ class LowPrecision(Codec):
         unit = symbols.norm * jnp.float32(1 / self.levels)
         return self._each(unit, sizes) * symbols.level.astype(jnp.float32)
 
-    def variance(self, sizes: Sizes) -> float:
+    def variance(self, sizes: Sizes) -> float | None:
         """min(d/s^2, sqrt(d)/s) for the largest part, of d entries, that has a norm of its own."""
+        if self.error_feedback:
+            return None
         if self.norm == "tensor":
             d = max(sizes)
         else:

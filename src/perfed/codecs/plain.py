@@ -68,10 +68,6 @@ class _Half(Codec, ABC):
         """The same numbers."""
         return symbols.astype(jnp.float32)
 
-    def variance(self, sizes: Sizes) -> float:
-        """Rounding to the nearest is not unbiased, but no further off than this."""
-        return float(jnp.finfo(self.kind).eps / 2) ** 2
-
     def symbols_bytes(self, symbols: Vector, sizes: Sizes) -> int:
         """Two for each entry."""
         return 2 * sum(sizes)

@@ -17,6 +17,8 @@ def number(value: float | None) -> str:
 def verdict(condition: Mapping[str, Any]) -> str:
     """Whether a condition holds, and by what factor."""
     factor = condition["factor"]
+    if condition["limit"] == 0:
+        return "not met"
     if condition["holds"]:
         return f"holds ({_times(1 / factor)})" if factor else "holds"
     return "broken" if factor is None else f"broken ({_times(factor)})"

@@ -7,23 +7,26 @@ and a pilot, scored on a part of the clients' training data, decides between the
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, inf, log10
 from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from perfed.codecs import Codec, Float32, LowPrecision
 from perfed.data import Federation
 from perfed.errors import ConfigError, DivergedError
+from perfed.evaluation import AdaptOn
 from perfed.experiment.config import Config
 from perfed.experiment.simulate import Result, run_together
 from perfed.methods import METHODS
 from perfed.objective import BatchSize, Params
 from perfed.randomness import Purpose, fold
-from perfed.simulation import Engine, Traffic
+from perfed.simulation import Engine, Setup, Traffic
+from perfed.simulation.setup import Kept, World
 from perfed.theory import bounds
 from perfed.theory.conditions import inner_steps
 from perfed.theory.constants import Constants, Effort, measure
@@ -37,6 +40,10 @@ _VALIDATION = 0.2
 
 # So many candidates go on after the first part of the pilot.
 _FINALISTS = 4
+
+# So many clients' messages, and so many rounds, are looked at to keep a target.
+_SENDERS = 8
+_TIMED = 40
 
 # Codecs from the finest to the coarsest; 0 levels: float32.
 _LEVELS = (0, 127, 15, 4, 1)
@@ -58,11 +65,19 @@ class Line(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A candidate in the pilot: its settings, and its loss after so many rounds (inf: diverged)."""
+    """A candidate in the pilot.
+
+    Attributes:
+        settings: what it changes; nothing: as given.
+        rounds: how long it ran.
+        loss: what it came to; inf: it diverged.
+        uplink: bytes that clients sent a round.
+    """
 
     settings: dict[str, Any]
     rounds: int
     loss: float
+    uplink: float
 
 
 @final
@@ -104,71 +119,99 @@ def advise(
         say: told what is being done.
         federation: the data, if they are at hand.
     """
-    values, lines = _plain_method(deepcopy(values)), list[Line]()
-    config = Config.checked(values)
-    if target_bytes is not None and target_seconds is not None:
-        raise ConfigError("give one of --target-bytes and --target-time")
-    if target_seconds is not None and config.network is None:
-        raise ConfigError("--target-time needs a [network]: how fast links and clients are")
+    given = _plain_method(deepcopy(values))
+    config = Config.checked(given)
+    _check_targets(config, target_bytes, target_seconds)
     federation = federation or config.build_federation()
-    part = federation.validation(config.validation or _VALIDATION)
-    engine = config.build(part)
-    constants = measure(engine, effort=_EFFORT, say=say)
+    # What a run with `validation` is scored on takes no part in choosing for it, either.
+    part = config.scored(federation).validation(_VALIDATION)
+    constants = measure(_pilot_engine(given, part), effort=_EFFORT, say=say)
     if not 0 < constants.L.value < inf:
         raise ConfigError(
             f"the first model's curvature is {constants.L.value:g}, which says nothing of "
             'step sizes; are inputs far too large? (data.standardise = "feature" makes them alike)'
         )
-    lines += _measured(constants, part)
-
-    batch = _batch(config, constants)
-    lines.append(batch)
-    _set(values, batch)
-    if target_bytes is not None or target_seconds is not None:
+    fixed, rates = _candidates(config, constants)
+    settled, lines = deepcopy(given), _measured(constants, part)
+    for line in (_batch(config, constants), *fixed):
+        _set(settled, line)
+        lines.append(line)
+    aimed = target_bytes is not None or target_seconds is not None
+    if aimed:
         say("one round, to see how long messages are")
-        change = _change(engine)
+        engine = Config.checked(settled).build(federation)
+        changes = _changes(engine)
         chosen = (
-            _within_bytes(config, engine, change, target_bytes)
+            _within_bytes(Config.checked(settled), engine, changes, target_bytes)
             if target_bytes is not None
-            else _within_seconds(config, engine, change, target_seconds or inf)
+            else _within_seconds(Config.checked(settled), engine, changes, target_seconds or inf)
         )
         lines += chosen
         for line in chosen:
-            _set(values, line)
+            _set(settled, line)
     else:
         lines += _kept(config, constants)
 
-    fixed, rates = _candidates(config, constants)
-    lines += fixed
-    trials = _pilot(values, fixed, rates, part, say)
+    # Within a target, settings as given are those that keep to it.
+    trials = _pilot(settled if aimed else given, settled, rates, part, say)
     best = trials[0]
     if best.loss == inf:
         raise DivergedError(
             "every candidate of the pilot diverged; inputs of a common scale usually help "
             '(data.standardise = "feature")'
         )
-    given = next(trial for trial in trials if not trial.settings)
-    why = (
-        f"best of {len(trials)} candidates in a pilot of {best.rounds} rounds: validation loss "
-        f"{best.loss:.4g}, {given.loss:.4g} as given"
-        if best.settings
-        else f"as given: no candidate of the pilot's {len(trials)} does better ({best.loss:.4g})"
-    )
-    if best.settings:
-        for line in fixed:
-            _set(values, line)
-    for name, value in best.settings.items():
-        line = Line(
-            f"method.{name}", value, f"{_scale(config.method.name, name, value, constants)}; {why}"
-        )
-        why = "chosen with it"
-        _set(values, line)
-        lines.append(line)
     if not best.settings:
-        lines = [line for line in lines if line not in fixed]
-        lines.append(Line("method", config.method.name, why))
+        values = settled if aimed else given
+        why = f"as given: none of {len(trials)} candidates does better ({best.loss:.4g})"
+        kept = lines if aimed else []
+        lines = [*kept, Line("method", config.method.name, why)]
+    else:
+        values = settled
+        before = next(trial for trial in trials if not trial.settings)
+        why = (
+            f"best of {len(trials)} candidates in a pilot of {best.rounds} rounds: validation loss "
+            f"{best.loss:.4g}, {before.loss:.4g} as given"
+        )
+        for name, value in best.settings.items():
+            told = f"{_scale(config.method.name, name, value, constants)}; {why}"
+            line = Line(f"method.{name}", value, told)
+            why = "chosen with it"
+            _set(values, line)
+            lines.append(line)
+    if target_bytes is not None and best.uplink * values.get("rounds", 100) > target_bytes:
+        fewer = max(1, int(target_bytes // best.uplink))
+        line = Line("rounds", fewer, f"messages of the pilot took {best.uplink:,.0f} bytes a round")
+        _set(values, line)
+        lines = [*(one for one in lines if one.setting != "rounds"), line]
     Config.checked(values)
     return Advice(values, lines, trials, constants)
+
+
+def _check_targets(
+    config: Config, target_bytes: float | None, target_seconds: float | None
+) -> None:
+    if target_bytes is None and target_seconds is None:
+        return
+    if target_bytes is not None and target_seconds is not None:
+        raise ConfigError("give one of --target-bytes and --target-time")
+    name, value = "--target-bytes", target_bytes
+    if value is None:
+        name, value = "--target-time", target_seconds
+        if config.network is None:
+            raise ConfigError("--target-time needs a [network]: how fast links and clients are")
+    if value is None or not 0 < value < inf:
+        raise ConfigError(f"{name} {value}: must be a number greater than 0")
+    if not config.build_recipe().method.sends:
+        raise ConfigError(
+            f"{name}: {config.method.name} sends nothing, so it has no target to keep"
+        )
+
+
+def _pilot_engine(values: dict[str, Any], part: Federation) -> Engine:
+    """An engine on the pilot's data, which may lack a few clients, and without a network."""
+    own = {key: value for key, value in values.items() if key not in ("network", "validation")}
+    cohort = Config.checked(values).build_recipe().cohort
+    return Config.checked(own | {"cohort": min(cohort, part.clients)}).build(part)
 
 
 def _plain_method(values: dict[str, Any]) -> dict[str, Any]:
@@ -180,9 +223,10 @@ def _plain_method(values: dict[str, Any]) -> dict[str, Any]:
     recipe = config.build_recipe()
     known = {k: v for k, v in vars(recipe.method).items() if v is not None}
     codec = {k: v for k, v in vars(recipe.codec).items() if v is not None}
+    downlink = values.get("codec", {}).get("downlink")
     return values | {
         "method": {"name": recipe.method.name} | known,
-        "codec": {"name": recipe.codec.name} | codec,
+        "codec": {"name": recipe.codec.name} | codec | ({"downlink": downlink} if downlink else {}),
         "cohort": recipe.cohort,
     }
 
@@ -234,41 +278,58 @@ def _kept(config: Config, c: Constants) -> list[Line]:
         Line(
             f"method.{steps}", getattr(config.method, steps), f"{no_target} longer or shorter turns"
         ),
-        Line("codec.name", config.codec.name, f"{no_target} shorter messages"),
+        Line("codec", config.codec.name, f"{no_target} shorter messages"),
     ]
 
 
-def _change(engine: Engine) -> Params:
-    """The mean change of one round, as an example of what is sent."""
-    start = engine.start()
-    after = engine.advance(start, 1)
-    return jax.tree.map(lambda a, b: a - b, after.w, start.w)
+def _changes(engine: Engine) -> list[Params]:
+    """What some clients would send after one turn, without loss: examples of what is sent."""
+    setup = replace(engine.setup, codec=Float32())
+
+    def turn(_: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array) -> Params:
+        return setup.take_turn(world, w, Kept(kept.memory, None), round, client).change
+
+    some = list(range(min(_SENDERS, setup.federation.clients)))
+    state = engine.start()
+    state = state._replace(kept=Kept(state.kept.memory, None))
+    found = engine.each_client(turn)(state, some)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in some]
 
 
 def _codec(levels: int) -> Codec:
     return LowPrecision(levels) if levels else Float32()
 
 
-def _message(levels: int, change: Params) -> int:
-    """How many bytes such a change takes."""
-    return _codec(levels).bits(fold(0, Purpose.UPLINK, 0, 0), change) // 8
+def _message(levels: int, engine: Engine, changes: Sequence[Params]) -> int:
+    """How many bytes a client sends in a turn: the longest of the examples, and a tenth more."""
+    codec = _codec(levels)
+    longest = max(
+        codec.bits(fold(0, Purpose.UPLINK, 0, i), change) // 8 for i, change in enumerate(changes)
+    )
+    margin = 1.1 if levels else 1.0
+    return ceil(
+        margin * longest * (2 if getattr(engine.setup.method, "send_iterate", False) else 1)
+    )
 
 
 def _codec_lines(levels: int, length: int, change: Params, why: str) -> list[Line]:
     sizes = tuple(leaf.size for leaf in jax.tree.leaves(change))
     q = _codec(levels).variance(sizes) or 0.0
     if not levels:
-        return [Line("codec.name", "float32", f"{why}: {length:,} bytes a message")]
+        return [Line("codec.name", "float32", f"{why}: {length:,} bytes a turn")]
     return [
-        Line("codec.name", "low-precision", f"FedPAQ's quantiser: {length:,} bytes a message"),
+        Line("codec.name", "low-precision", f"FedPAQ's quantiser: up to {length:,} bytes a turn"),
         Line("codec.levels", levels, f"{why}; its variance constant q is {q:.3g}"),
     ]
 
 
-def _within_bytes(config: Config, engine: Engine, change: Params, budget: float) -> list[Line]:
+def _within_bytes(
+    config: Config, engine: Engine, changes: Sequence[Params], budget: float
+) -> list[Line]:
     """The finest messages that the budget allows for all rounds; fewer rounds if none does."""
     rounds, r, n = config.rounds, engine.setup.cohort, engine.setup.federation.clients
-    lengths = {levels: _message(levels, change) for levels in _LEVELS}
+    lengths = {levels: _message(levels, engine, changes) for levels in _LEVELS}
+    change = changes[0]
     for levels, length in lengths.items():
         if rounds * r * length <= budget:
             why = f"the finest of which {rounds} rounds of {r} messages stay within {budget:,.0f}"
@@ -291,30 +352,28 @@ def _within_bytes(config: Config, engine: Engine, change: Params, budget: float)
     return [*lines, Line("rounds", fewer, f"all that {budget:,.0f} bytes allow")]
 
 
-def _within_seconds(config: Config, engine: Engine, change: Params, budget: float) -> list[Line]:
+def _within_seconds(
+    config: Config, engine: Engine, changes: Sequence[Params], budget: float
+) -> list[Line]:
     """Messages and periods with which most steps, less what quantising costs, fit in the time."""
     network = config.network_of(engine)
     assert network is not None
-    setup = engine.setup
+    setup, name = engine.setup, _STEPS[config.method.name]
     r, n = setup.cohort, setup.federation.clients
-    sizes = tuple(leaf.size for leaf in jax.tree.leaves(change))
-    down = Float32().bits(fold(0, Purpose.DOWNLINK, 0, 0), change) // 8
+    sizes = tuple(leaf.size for leaf in jax.tree.leaves(changes[0]))
+    down = setup.downlink.bits(fold(0, Purpose.DOWNLINK, 0), changes[0]) // 8
     train = np.asarray(setup.federation.train.size)
-    per_step = np.array([setup.method.gradients(int(size)) for size in train])
-    steps = getattr(setup.method, _STEPS[setup.method.name])
+    cohorts = np.array([np.asarray(setup.pick_cohort(k)) for k in range(_TIMED)], np.int32)
     best: tuple[float, int, int, float, int] | None = None
     for levels, tau in product(_LEVELS, _PERIODS):
-        length = _message(levels, change)
-        cohorts = np.tile(np.arange(r, dtype=np.int32), (40, 1))
-        traffic = Traffic(cohorts, np.full((40, r), length), np.full(40, down))
-        gradients = np.maximum(1, per_step * tau // steps)
+        length = _message(levels, engine, changes)
+        method = replace(setup.method, **{name: tau})  # type: ignore[type-var]
+        gradients = np.array([method.gradients(int(size)) for size in train])
+        traffic = Traffic(cohorts, np.full((_TIMED, r), length), np.full(_TIMED, down))
         seconds = float(network.seconds(traffic, gradients, config.seed, 0).mean())
         rounds = int(budget // seconds)
         q = _codec(levels).variance(sizes) or 0.0
-        if rounds < 1:
-            continue
-        allowed = max(1.0, bounds.longest_period(q, rounds, tau, r, n))
-        if tau > allowed and tau > 1:
+        if rounds < 1 or 1 < tau > bounds.longest_period(q, rounds, tau, r, n):
             continue
         worth = rounds * tau / (1 + q / r)
         if best is None or worth > best[0]:
@@ -324,9 +383,9 @@ def _within_seconds(config: Config, engine: Engine, change: Params, budget: floa
     _, levels, tau, seconds, rounds = best
     why = f"with periods of {tau} most steps, each worth 1/(1 + q/r), fit into {budget:g} s"
     return [
-        *_codec_lines(levels, _message(levels, change), change, why),
+        *_codec_lines(levels, _message(levels, engine, changes), changes[0], why),
         Line(
-            f"method.{_STEPS[config.method.name]}",
+            f"method.{name}",
             tau,
             "the longest period worth it: FedPAQ's (16) bounds it by a multiple of sqrt(T)",
         ),
@@ -343,13 +402,15 @@ def _candidates(config: Config, c: Constants) -> tuple[list[Line], list[dict[str
     outer = [_rounded(rate) for rate in np.geomspace(0.1 * safe, 3 * usual, 5)]
     inner = [_rounded(rate) for rate in np.geomspace(0.1 * safe, usual, 4)]
     name = config.method.name
+    steady = "constant steps: the pilot compares those"
     if name == "per-fedavg":
-        return [], [{"alpha": a, "beta": b} for a, b in product(inner, outer)]
+        decays = [Line("method.beta_decay", 0.0, steady)] if config.method.beta_decay else []
+        return decays, [{"alpha": a, "beta": b} for a, b in product(inner, outer)]
     if name == "pfedme":
         softest = 0.3 / usual
         inner_lr = _rounded(1 / (softest + L))
-        wanted = inner_steps(softest, L, mu, inner_lr)
-        steps = min(wanted, _MOST_INNER)
+        wanted = inner_steps(softest, L, max(mu, 0.0), inner_lr)
+        steps = int(min(wanted, _MOST_INNER))
         kappa = bounds.inner_condition(softest, L, mu)
         told = f"kappa = {kappa:.2g}: a tenth of the first error is left after {wanted} steps"
         lines = [
@@ -366,52 +427,50 @@ def _candidates(config: Config, c: Constants) -> tuple[list[Line], list[dict[str
         ]
     if name == "local":
         return [], [{"lr": a} for a in outer]
-    return [], [{"lr": a, "alpha": b} for a, b in product(outer, inner)]
+    decays = [Line("method.diminishing", False, steady)] if config.method.diminishing else []
+    return decays, [{"lr": a, "alpha": b} for a, b in product(outer, inner)]
 
 
 def _pilot(
-    values: dict[str, Any],
-    fixed: Sequence[Line],
+    given: dict[str, Any],
+    settled: dict[str, Any],
     rates: Sequence[dict[str, float]],
     part: Federation,
     say: Callable[[str], None],
 ) -> list[Trial]:
     """All candidates for some rounds, the best for more; the settings as given with them."""
-    settled = deepcopy(values)
-    for line in fixed:
-        _set(settled, line)
     candidates: list[dict[str, float]] = [{}, *rates]
     engines = []
     for rate in candidates:
-        own = deepcopy(settled if rate else values)
+        own = deepcopy(settled if rate else given)
         own["method"] |= rate
-        engines.append(Config.checked(own).build(part))
-    rounds = int(values.get("rounds", 100))
+        engines.append(_pilot_engine(own, part))
+    adapt_on = Config.checked(given).adapt_on
+    rounds = int(settled.get("rounds", 100))
     first = min(rounds, max(20, rounds // 10))
     more = min(rounds, 4 * first)
     say(f"pilot: {len(candidates)} candidates, {first} rounds")
-    found = _together(engines, first, None)
-    losses = [_loss(result) for result in found]
+    found = _together(engines, first, None, adapt_on)
+    order = sorted(range(len(found)), key=lambda i: _loss(found[i]))
     # The settings as given stay in, to say what is gained.
-    order = sorted(range(len(losses)), key=lambda i: losses[i])
-    finalists = list(dict.fromkeys([*order[:_FINALISTS], 0]))
-    finalists = [i for i in finalists if losses[i] < inf]
-    trials = [
-        Trial(candidates[i], first, losses[i]) for i in order if i not in finalists and i != 0
-    ]
-    if 0 not in finalists:
-        trials.append(Trial({}, first, losses[0]))
+    finalists = [i for i in {*order[:_FINALISTS], 0} if _loss(found[i]) < inf]
+    others = [_trial(candidates[i], first, found[i]) for i in order if i not in finalists]
     if more > first and finalists:
         say(f"pilot: {len(finalists)} candidates, {more} rounds")
-        going = _together([engines[i] for i in finalists], more, [found[i] for i in finalists])
-        for i, result in zip(finalists, going, strict=True):
-            losses[i] = _loss(result)
-    last = [Trial(candidates[i], max(first, more), losses[i]) for i in finalists]
-    return sorted(last, key=lambda t: t.loss) + sorted(trials, key=lambda t: t.loss)
+        so_far = [found[i] for i in finalists]
+        going = _together([engines[i] for i in finalists], more, so_far, adapt_on)
+        found = [
+            going[finalists.index(i)] if i in finalists else found[i] for i in range(len(found))
+        ]
+    last = [_trial(candidates[i], more, found[i]) for i in finalists]
+    return sorted(last, key=lambda t: t.loss) + sorted(others, key=lambda t: t.loss)
 
 
 def _together(
-    engines: Sequence[Engine], rounds: int, so_far: Sequence[Result | DivergedError] | None
+    engines: Sequence[Engine],
+    rounds: int,
+    so_far: Sequence[Result | DivergedError] | None,
+    adapt_on: AdaptOn,
 ) -> list[Result | DivergedError]:
     """Runs by the same programs where they are alike: one call for each kind."""
     outcomes: dict[int, Result | DivergedError] = {}
@@ -422,9 +481,14 @@ def _together(
         courses = None
         if so_far is not None:
             courses = [result.course for i in kin if isinstance(result := so_far[i], Result)]
-        some = run_together([engines[i] for i in kin], rounds, courses=courses)
+        some = run_together([engines[i] for i in kin], rounds, None, adapt_on, courses=courses)
         outcomes |= dict(zip(kin, some, strict=True))
     return [outcomes[i] for i in range(len(engines))]
+
+
+def _trial(settings: dict[str, float], rounds: int, result: Result | DivergedError) -> Trial:
+    sent = inf if isinstance(result, DivergedError) else float(result.traffic.uplink.sum() / rounds)
+    return Trial(settings, rounds, _loss(result), sent)
 
 
 def _loss(result: Result | DivergedError) -> float:
@@ -444,6 +508,10 @@ def _scale(method: str, name: str, value: float, c: Constants) -> str:
 
 def _set(values: dict[str, Any], line: Line) -> None:
     *path, key = line.setting.split(".")
+    if line.setting == "codec.name":
+        # Another codec has other settings; how the server's model is sent is another matter.
+        old = values.get("codec", {})
+        values["codec"] = {"downlink": old["downlink"]} if old.get("downlink") else {}
     place = values
     for name in path:
         place = place.setdefault(name, {})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import ceil, inf, log, sqrt
 from typing import Literal, NamedTuple
 
+from perfed.codecs import Float32
 from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe
 from perfed.objective import BatchSize
 from perfed.simulation import Setup
@@ -91,14 +92,16 @@ def diagnose(setup: Setup, constants: Constants, rounds: int) -> Diagnosis:
 
 def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """FedPAQ's theorems; without a quantiser q is 0."""
-    L, mu, r, n = _curved(c), c.mu.value, setup.cohort, c.clients
+    L, mu, r, n = _curved(c), _convexity(setup, c), setup.cohort, c.clients
     T, m = rounds * method.tau, _size(method.batch)
-    found = [_descent("lr", method.lr, L)]
+    # A diminishing rate is 4/mu at first, which no step at a time allows, and soon far below.
+    found = [] if method.diminishing else [_descent("lr", method.lr, L)]
+    found += _assumed(setup)
     derived = {"T": float(T)}
     q = c.q
     if q is None:
         risk = "the quantiser's errors add up instead of cancelling; no bound applies"
-        found.append(_rule("the codec is unbiased", "FedPAQ, Assumption 1", 1, "at most", 0, risk))
+        found.append(_no("the codec is unbiased", "FedPAQ, Assumption 1", risk))
         return Diagnosis(method.name, derived, found, "none", {}, False)
     derived |= {
         "q": q,
@@ -111,17 +114,21 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
         found.append(_rule("4/lr <= mu", source, 4 / method.lr, "at most", mu, risk))
         terms: dict[str, float] = {}
         if mu > 0:
+            # What is mu-strongly convex is so with anything less, such as what the rate is for.
+            mu = min(mu, 4 / method.lr)
             k0 = bounds.fedpaq_k0(L, mu, q, method.tau, r, n)
             derived["k_0"] = k0
             C = bounds.fedpaq_c(L, mu, c.sigma_G.value, q, r, n, m)
             derived |= C._asdict()
             risk = "the bound says nothing yet of a run that short"
             found.append(_rule("K >= k_0", source, rounds, "at least", k0, risk))
-            distance2 = (c.B.value / mu) ** 2
+            distance2 = (c.B.value / mu) ** 2  # at most, of the model that was measured
             terms = bounds.fedpaq_theorem_1(distance2, C, max(rounds, k0), k0, method.tau)._asdict()
         return Diagnosis(method.name, derived, found, source, terms, False)
     source = "FedPAQ, Theorem 2"
     rate = 1 / (L * sqrt(T))
+    short = "the theorem is of two steps at least"
+    found.append(_rule("T >= 2", source, T, "at least", 2, short))
     risk = "the noise of batches, cohorts and messages levels off higher than it could"
     found.append(_rule("lr <= 1/(L sqrt(T))", source, method.lr, "at most", rate, risk))
     longest = bounds.longest_period(q, rounds, method.tau, r, n)
@@ -130,7 +137,8 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
     found.append(_rule(text, source, method.tau, "at most", longest, risk))
     derived["N_1"], derived["N_2"] = bounds.fedpaq_n(c.sigma_G.value, q, r, n, m)
     given = bounds.fedpaq_theorem_2(c.loss, L, c.sigma_G.value, q, method.tau, rounds, r, n, m)
-    return Diagnosis(method.name, derived, found, source, given._asdict(), False)
+    of_rate = f"{source} with lr = 1/(L sqrt(T))"
+    return Diagnosis(method.name, derived, found, of_rate, given._asdict(), False)
 
 
 def _local(method: Local, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
@@ -142,6 +150,8 @@ def _local(method: Local, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
 def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """Lemmas 4.2 to 4.4 and Theorem 4.5."""
     L, alpha, beta = _curved(c), method.alpha, method.beta
+    # With diminishing steps the bound is taken at their mean.
+    decay = sum((k + 1) ** -method.beta_decay for k in range(rounds)) / rounds
     D = _size(method.batch)
     D1, D2 = (_size(size or method.batch) for size in (method.batch_outer, method.batch_hessian))
     L_F = bounds.per_fedavg_smoothness(L, c.rho.value, c.B.value, alpha)
@@ -160,10 +170,16 @@ def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> D
             "clients drift apart within a round; far above it, losses grow instead of falling",
         ),
         _descent("beta", beta, L),
+        *_assumed(setup),
     ]  # fmt: skip
+    if method.variant == "fo":
+        risk = "what is left out, alpha H grad f, is not in the bound (the paper's Appendix H is)"
+        found.append(_no("the Hessian term is kept", source, risk))
+    if method.adapt_steps > 1:
+        found.append(_no("one adaptation step", source, "the theorem is of one"))
     terms = bounds.theorem_4_5(
-        c.loss, L, L_F, sigma_F2, gamma_F2, c.sigma_G.value, alpha, beta, method.tau, rounds,
-        setup.cohort, c.clients, D,
+        c.loss, L, L_F, sigma_F2, gamma_F2, c.sigma_G.value, alpha, beta * decay, method.tau,
+        rounds, setup.cohort, c.clients, D,
     )  # fmt: skip
     derived = {
         "L_F": L_F,
@@ -177,11 +193,8 @@ def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> D
 def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """Proposition 1, Lemmas 1 and 2, and Theorem 1 or 2."""
     L, mu, lam, beta, R = _curved(c), c.mu.value, method.lam, method.beta, method.local_rounds
-    l2 = setup.task.l2
-    # Eigenvalues at the low end are found last, from above; a penalty is a floor for them.
-    if l2 > 0 and mu >= 0.99 * l2:
-        mu = max(c.mu.low, l2)
-    convex = c.mu.low > 0 or mu == l2 > 0
+    convex = _convexity(setup, c) > 0
+    mu = _convexity(setup, c) if convex else mu
     kappa = bounds.inner_condition(lam, L, mu)
     nu = method.nu or 0.0
     delta2 = bounds.inner_error(
@@ -197,16 +210,19 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
             "eta lambda <= 1", "practice", method.eta * lam, "at most", 1.0,
             "a local step goes past the personal model it aims at; above 2 it diverges",
         ),
-        _rule(
-            "K >= kappa log(10)", "practice", method.inner_steps, "at least",
-            inner_steps(lam, L, mu, method.inner_lr),
-            "inner problems are left half solved: the personal models stay near w, and "
-            "delta is larger than Lemma 1 says",
-        ),
+        *_assumed(setup),
     ]  # fmt: skip
+    if method.nu is None and method.inner_solver == "gd":
+        risk = (
+            "inner problems are left half solved: the personal models stay near w, and delta is "
+            "larger than Lemma 1 says"
+        )
+        steps = inner_steps(lam, L, mu, method.inner_lr)
+        text = "K leaves a tenth of the inner error"
+        practice.append(_rule(text, "practice", method.inner_steps, "at least", steps, risk))
     beta_risk = "the theorems do not cover it: the server moves less than the clients say"
     if convex:
-        source = "pFedMe, Theorem 1"
+        source = "pFedMe, Theorem 1"  # if f_i is as convex everywhere
         mu_F = bounds.moreau_convexity(lam, mu)
         eta_hat = bounds.eta_hat_1(lam, mu, beta)
         derived |= {"mu_F": mu_F, "kappa_F": lam / mu_F, "eta_hat_1": eta_hat}
@@ -227,8 +243,10 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
         diversity = bounds.moreau_diversity(lam, L, c.gamma_G.value)
         derived |= {"sigma_F2": sqrt(diversity), "eta_hat_2": eta_hat}
         risk = "inner problems may have several solutions, and the envelope is not smooth"
-        limit = max(2 * sqrt(2) * L, sqrt(8 * L**2 + 1))
-        found = [_rule("lambda > 2 sqrt(2) L", source, lam, "at least", limit, risk)]
+        found = [
+            _rule("lambda > 2 sqrt(2) L", "pFedMe, Lemma 2", lam, "at least", sqrt(8) * L, risk),
+            _rule("lambda >= sqrt(8 L^2 + 1)", source, lam, "at least", sqrt(8 * L**2 + 1), risk),
+        ]
         given = bounds.pfedme_theorem_2(
             c.loss, diversity, delta2, lam, beta, R, rounds, setup.cohort, c.clients
         )
@@ -239,15 +257,50 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
     return Diagnosis(method.name, derived, found + practice, source, given._asdict(), True)
 
 
-def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) -> int:
-    """K for gradient descent on the inner problem: its error falls by 1 - lr (lambda + mu) a step.
+def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) -> float:
+    """K for gradient descent on the inner problem, to leave a tenth of its first error.
 
-    With the step 1/(lambda + L) that is 1 - 1/kappa, so K = kappa log(1/what is left).
+    A step leaves |1 - lr (lambda + h)| of the error in a direction of curvature h, and h is between
+    mu and L. With lr = 1/(lambda + L) that is 1 - 1/kappa at most, and K = kappa log(10).
     """
-    rate = (inner_lr or 1 / (lam + L)) * (lam + max(mu, 0.0))
-    if rate >= 1:
-        return 1
-    return max(1, ceil(log(_INNER_LEFT) / log(1 - rate)))
+    rate = inner_lr or 1 / (lam + L)
+    left = max(abs(1 - rate * (lam + mu)), abs(1 - rate * (lam + L)))
+    if left >= 1:
+        return inf
+    return 1 if left <= _INNER_LEFT else ceil(log(_INNER_LEFT) / log(left))
+
+
+def _convexity(setup: Setup, c: Constants) -> float:
+    """A lower estimate of mu, as if f_i were as convex everywhere; not above 0: it is not convex.
+
+    Eigenvalues at the low end are found last, and from above; a penalty is a floor for them.
+    """
+    l2 = setup.task.l2
+    return max(c.mu.low, l2) if 0 < 0.99 * l2 <= c.mu.value else c.mu.low
+
+
+def _assumed(setup: Setup) -> list[Condition]:
+    """What all the theorems take for granted, where the run has something else."""
+    found = []
+    if setup.weighting == "size":
+        risk = "the problem is then the mean weighted by size, not the papers'"
+        found.append(_no("uniform averages", "all theorems", risk))
+    if setup.sampling == "epochs":
+        risk = "batches are not independent; usually they are better, but no bound says so"
+        found.append(_no("independent batches", "all theorems", risk))
+    if not isinstance(setup.downlink, Float32):
+        found.append(_no("the server's model arrives as it is", "all theorems", _UNCOUNTED))
+    if not isinstance(setup.codec, Float32) and not isinstance(setup.method, FedAvg):
+        found.append(_no("messages without loss", "this method's theorems", _UNCOUNTED))
+    return found
+
+
+_UNCOUNTED = "the quantiser's noise is not in the bound"
+
+
+def _no(text: str, source: str, risk: str) -> Condition:
+    """A condition that is not met, and has no size."""
+    return _rule(text, source, 1, "at most", 0, risk)
 
 
 def _curved(c: Constants) -> float:

@@ -1,9 +1,10 @@
 """The constants of the papers' assumptions, measured at a model, without ever forming a Hessian.
 
 Assumptions 2 to 5 of Per-FedAvg, 1 to 3 of pFedMe, 1 to 4 of FedPAQ bound gradients, curvatures and
-their spread for *all* models; what is measured here holds at one. Every number comes with an
-interval: where examples or clients are sampled, of 95 % confidence; where an eigenvalue is
-approached from below, up to its residual.
+their spread for *all* models; what is measured here holds at one. Where examples or clients are
+sampled there is an interval of 95 % confidence (for all clients together; the largest of noisy
+numbers is itself on the high side); where an eigenvalue is approached from inside the spectrum,
+one up to its residual.
 """
 
 from collections.abc import Callable, Sequence
@@ -433,20 +434,21 @@ def _means(values: Float[np.ndarray, "clients examples"], setup: Setup) -> list[
     found = []
     for own, n in zip(np.asarray(values, np.float64), setup.federation.train.size, strict=True):
         seen = own[: min(len(own), int(n))]
-        mean, half = float(seen.mean()), _half(seen, int(n))
+        # Of the largest client: so sure of each that all intervals hold together.
+        mean, half = float(seen.mean()), _half(seen, int(n), 0.05 / len(values))
         found.append(Estimate(mean, mean - half, mean + half))
     return found
 
 
-def _half(seen: Float[np.ndarray, " some"], n: int) -> float:
-    """Half of the 95 % interval of a mean, from some of n values drawn without replacement."""
+def _half(seen: Float[np.ndarray, " some"], n: int, doubt: float = 0.05) -> float:
+    """Half of the interval of a mean, from some of n values drawn without replacement."""
     k = len(seen)
     if k == n:
         return 0.0
     if k < 2:
         return float("inf")
     error = seen.std(ddof=1) / np.sqrt(k) * np.sqrt(1 - k / n)
-    return float(stats.t.ppf(0.975, k - 1) * error)
+    return float(stats.t.ppf(1 - doubt / 2, k - 1) * error)
 
 
 def _largest(estimates: Sequence[Estimate]) -> Estimate:
