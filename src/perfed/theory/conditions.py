@@ -85,8 +85,7 @@ def diagnose(setup: Setup, constants: Constants, rounds: int) -> Diagnosis:
     }
     check = by_method.get(type(setup.method))
     if check is None:
-        practical: list[Condition] = []
-        return Diagnosis(setup.method.name, {}, practical, "none", {}, False)
+        return Diagnosis(setup.method.name, {}, [], "none", {}, False)
     return check(setup.method, setup, constants, rounds)
 
 
