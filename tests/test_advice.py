@@ -73,6 +73,7 @@ def test_settings_that_are_best_already_stay() -> None:
     assert again.trials[0].loss <= again.given.loss
 
 
+@pytest.mark.slow
 def test_a_target_of_bytes_is_kept() -> None:
     """Coarser messages where float32's do not fit; fewer rounds where none do; an error at last."""
     values = SYNTHETIC | {"method": {"name": "fedavg"}}

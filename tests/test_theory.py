@@ -33,6 +33,10 @@ FULL = Effort(steps=DIMENSION, examples=64, hessian_examples=64, hessian_clients
               hessian_steps=DIMENSION, tensor_starts=6, tensor_steps=30)  # fmt: skip
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def spectral(matrix: np.ndarray) -> float:
     return float(np.abs(np.linalg.eigvalsh(matrix)).max())
 
@@ -50,8 +54,8 @@ def per_example(data: Federation, client: int, w: np.ndarray, kind: str) -> tupl
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "logistic"])
-@pytest.mark.parametrize("engine", [Vectorised, Sequential])
-@pytest.mark.parametrize("l2", [0.0, 0.3])
+@pytest.mark.parametrize("engine", [Vectorised, slow(Sequential)])
+@pytest.mark.parametrize("l2", [0.3, slow(0.0)])
 def test_constants_are_those_in_closed_form(kind: str, engine: Any, l2: float) -> None:
     """Quadratics and logistic regressions of uneven clients: every constant within 0.1 %."""
     data = federation(2, sizes=(5, 9, 3, 12, 40), binary=kind == "logistic")
@@ -144,6 +148,7 @@ def test_lanczos_finds_the_ends_of_a_spectrum() -> None:
     assert (found.lowest, found.highest) == pytest.approx((2, 3), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_has_negative_curvature_and_constants_of_two_models_join() -> None:
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, 3, n)) for n in (9, 30)]
@@ -175,7 +180,7 @@ def discrete(seed: int = 0) -> Federation:
     return Federation.of(parts, parts)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_distances_bound_diversity(seed: int) -> None:
     """(14a) and (16): gamma^2 <= 4 B^2 mean TV^2, and <= L_Z^2 mean W_1^2, and of Hessians too."""
     from perfed.theory.distances import example_distances, feature_distances
@@ -222,7 +227,7 @@ def region(data: Federation, w: np.ndarray, alpha: float) -> tuple[float, float,
     return float(B), float(L), float(sigma_G), float(sigma_H)
 
 
-@pytest.mark.parametrize(("D", "D1", "D2"), [(2, 3, 4), (10, 1, 1), (1, 20, 1)])
+@pytest.mark.parametrize(("D", "D1", "D2"), [(2, 3, 4), slow(10, 1, 1), slow(1, 20, 1)])
 def test_lemma_4_3_holds_for_our_stochastic_gradient(D: int, D1: int, D2: int) -> None:
     """Bias and variance of the estimate (8), over 20,000 draws, stay below Lemma 4.3's bounds."""
     data, w = federation(1, sizes=(12, 30, 7), binary=True), start()
