@@ -42,10 +42,7 @@ def loss(values: dict[str, Any]) -> float:
     return float(config.run(config.build()).scores["personalized"].loss.mean())
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("pfedme", "fedavg", "local")]
-
-
-@pytest.mark.parametrize("method", ["per-fedavg", *SLOW])
+@pytest.mark.parametrize("method", ["per-fedavg", pytest.param("pfedme", marks=pytest.mark.slow)])
 def test_advice_beats_the_defaults(method: str) -> None:
     """On held-out data, which it has not seen; and everything it says is in the configuration."""
     values = SYNTHETIC | {"method": {"name": method}}
@@ -61,16 +58,6 @@ def test_advice_beats_the_defaults(method: str) -> None:
     if method == "per-fedavg":
         assert said["method.alpha"] <= 1.01 / np.median(advice.constants.client_L)
     assert values["method"] == {"name": method}  # what was given is not changed
-
-
-@pytest.mark.slow
-def test_settings_that_are_best_already_stay() -> None:
-    """The default among candidates that are all worse: bad steps are not taken for good ones."""
-    values = SYNTHETIC | {"method": {"name": "per-fedavg"}}
-    first = advise(values)
-    again = advise(first.values)
-    assert again.given.loss == pytest.approx(first.trials[0].loss, rel=1e-5)
-    assert again.trials[0].loss <= again.given.loss
 
 
 @pytest.mark.slow
@@ -142,6 +129,7 @@ def test_targets_are_kept_whatever_was_given() -> None:
             assert result.costs.seconds[-1] <= 1.15 * target["target_seconds"]
         if values["method"]["name"] == "fedpaq":
             assert advised["codec"]["downlink"] == {"name": "float16"}
+            assert (advised["method"]["name"], advised["cohort"]) == ("fedavg", 12)
 
 
 def test_targets_that_make_no_sense_are_refused_at_once() -> None:
@@ -165,15 +153,6 @@ def test_advice_for_all_clients_at_once_and_for_a_validated_run() -> None:
     assert advise(values, federation=federation).values["cohort"] == 12
     validated = SYNTHETIC | {"validation": 0.3, "method": {"name": "local"}}
     assert advise(validated).values["validation"] == 0.3
-
-
-@pytest.mark.slow
-def test_a_recipe_becomes_what_it_stands_for() -> None:
-    values = SYNTHETIC | {"method": {"name": "fedpaq", "lr": 0.01, "s": 3, "tau": 4}}
-    advice = advise(values)
-    assert advice.values["method"]["name"] == "fedavg"
-    assert advice.values["method"]["tau"] == 4
-    assert advice.values["codec"]["levels"] == 3
 
 
 def test_nothing_is_advised_where_nothing_can_be_measured() -> None:
