@@ -53,9 +53,14 @@ def per_example(data: Federation, client: int, w: np.ndarray, kind: str) -> tupl
     return slope[:, None] * x, curve[:, None, None] * (x[:, :, None] * x[:, None, :])
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
-@pytest.mark.parametrize("engine", [Vectorised, slow(Sequential)])
-@pytest.mark.parametrize("l2", [0.3, slow(0.0)])
+@pytest.mark.parametrize(
+    ("kind", "engine", "l2"),
+    [
+        ("quadratic", Vectorised, 0.0),
+        ("logistic", Vectorised, 0.3),
+        slow("logistic", Sequential, 0.0),
+    ],
+)
 def test_constants_are_those_in_closed_form(kind: str, engine: Any, l2: float) -> None:
     """Quadratics and logistic regressions of uneven clients: every constant within 0.1 %."""
     data = federation(2, sizes=(5, 9, 3, 12, 40), binary=kind == "logistic")
@@ -122,14 +127,14 @@ def test_samples_say_how_sure_they_are() -> None:
     whole = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), f32(w), every)
     some = Effort(steps=4, examples=20, hessian_examples=12, hessian_clients=4, hessian_steps=4)
     inside = []
-    for seed in range(4):
+    for seed in range(2):
         engine = Vectorised(setup(FedAvg(), data, task=LOGISTIC, seed=seed))
         found = measure(engine, f32(w), some)
         for name in ("sigma_G", "sigma_H", "gamma_H"):
             one, truth = getattr(found, name), getattr(whole, name).value
             assert one.low < one.value < one.high
             inside.append(one.low <= truth <= one.high)
-    assert np.mean(inside) >= 0.75
+    assert np.mean(inside) >= 0.8
 
 
 def test_lanczos_finds_the_ends_of_a_spectrum() -> None:
@@ -180,7 +185,7 @@ def discrete(seed: int = 0) -> Federation:
     return Federation.of(parts, parts)
 
 
-@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
+@pytest.mark.parametrize("seed", [0, slow(1)])
 def test_distances_bound_diversity(seed: int) -> None:
     """(14a) and (16): gamma^2 <= 4 B^2 mean TV^2, and <= L_Z^2 mean W_1^2, and of Hessians too."""
     from perfed.theory.distances import example_distances, feature_distances
@@ -227,7 +232,7 @@ def region(data: Federation, w: np.ndarray, alpha: float) -> tuple[float, float,
     return float(B), float(L), float(sigma_G), float(sigma_H)
 
 
-@pytest.mark.parametrize(("D", "D1", "D2"), [(2, 3, 4), slow(10, 1, 1), slow(1, 20, 1)])
+@pytest.mark.parametrize(("D", "D1", "D2"), [(2, 3, 4), slow(1, 20, 1)])
 def test_lemma_4_3_holds_for_our_stochastic_gradient(D: int, D1: int, D2: int) -> None:
     """Bias and variance of the estimate (8), over 20,000 draws, stay below Lemma 4.3's bounds."""
     data, w = federation(1, sizes=(12, 30, 7), binary=True), start()
