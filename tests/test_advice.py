@@ -19,7 +19,6 @@ from perfed.experiment.config import Config
 from perfed.theory.advice import _changes, _message, _within_bytes, _within_seconds, advise
 from perfed.theory.conditions import Condition, Diagnosis, diagnose, inner_steps
 from problems import QUADRATIC, federation, quadratics, setup
-from real_data import REAL, needs_real_data
 from test_theory import some_constants
 
 SYNTHETIC: dict[str, Any] = {
@@ -328,18 +327,3 @@ def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
     text = (tmp_path / "c-advised.toml").read_text()
     assert text.startswith("# Advised for")
     assert "validation loss" in text
-
-
-@pytest.mark.slow
-@needs_real_data
-def test_advice_on_writers() -> None:
-    values = {"rounds": 60, "cohort": 10, "data": {"source": "mnist-writers", "root": str(REAL)},
-              "model": {"name": "mlr"}, "method": {"name": "per-fedavg"}}  # fmt: skip
-    federation = Config.checked(values).build_federation()
-    advised = Config.checked(advise(values, federation=federation).values)
-    given = Config.checked(values)
-    losses = [
-        float(c.run(c.build(federation)).scores["personalized"].loss.mean())
-        for c in (advised, given)
-    ]
-    assert losses[0] < 0.6 * losses[1]
