@@ -112,12 +112,7 @@ def test_a_second_message_is_counted() -> None:
 
 @pytest.mark.slow
 def test_targets_are_kept_whatever_was_given() -> None:
-    """What advice itself changes counts: inner steps, and another codec's settings."""
-    quick = {"method": {"name": "pfedme", "inner_steps": 1}, "network": {"ratio": 100.0}}
-    timed = Config.checked(advise(SYNTHETIC | quick, target_seconds=20.0).values)
-    seconds = timed.run(timed.build()).costs.seconds
-    assert seconds is not None
-    assert 10 < seconds[-1] < 23
+    """Another codec's settings are replaced, the downlink is kept, a recipe is what it stands for."""
     sparse = {"method": {"name": "fedavg"}, "codec": {"name": "top-k", "fraction": 0.05}}
     counted = Config.checked(advise(SYNTHETIC | sparse, target_bytes=1e5).values)
     assert counted.run(counted.build()).traffic.uplink.sum() <= 1e5
