@@ -112,7 +112,7 @@ def test_a_second_message_is_counted() -> None:
 
 @pytest.mark.slow
 def test_targets_are_kept_whatever_was_given() -> None:
-    """Another codec's settings are replaced, the downlink is kept, a recipe is what it stands for."""
+    """Another codec's settings are replaced, the downlink is kept, recipes are resolved."""
     sparse = {"method": {"name": "fedavg"}, "codec": {"name": "top-k", "fraction": 0.05}}
     counted = Config.checked(advise(SYNTHETIC | sparse, target_bytes=1e5).values)
     assert counted.run(counted.build()).traffic.uplink.sum() <= 1e5
