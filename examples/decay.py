@@ -20,7 +20,7 @@ from matplotlib.ticker import NullFormatter
 from perfed import FedAvg, Federation, LowPrecision, PerFedAvg, Setup, Task, Vectorised
 from perfed.theory import bounds
 from perfed.theory.constants import Effort, measure
-from perfed.theory.measured import decay
+from perfed.theory.stationarity import decay
 
 DIMENSION, CLIENTS, BATCH = 8, 10, 4
 

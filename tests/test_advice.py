@@ -49,7 +49,7 @@ def test_advice_beats_the_defaults(method: str) -> None:
     assert loss(advice.values) <= loss(values)
     assert advice.trials[0].loss <= advice.given.loss
     assert [t.loss for t in advice.trials] != [advice.trials[0].loss] * len(advice.trials)
-    said = {line.setting: line.value for line in advice.lines}
+    said = {line.setting: line.value for line in advice.reasons}
     for setting, value in said.items():
         section, _, key = setting.partition(".")
         if section == "method" and key:

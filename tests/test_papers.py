@@ -1,6 +1,7 @@
 """The papers' tables and figures: the files, what is made of runs, and the quick versions."""
 
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -19,9 +20,26 @@ from perfed.report import reproduced
 from real_data import REAL, needs_real_data
 from test_cli import perfed
 
+DOCS = Path(__file__).parents[1] / "docs" / "results"
+
 
 def quiet(*_: object) -> None:
     return None
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_recorded_page_is_of_the_file(name: str) -> None:
+    """docs/results/NAME.md has all claims with a verdict, all curves or rows, and the choices."""
+    what = Reproduction.read(name)
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    verdicts = re.findall(r"^- (holds|not told apart|does not hold)( \([a-z]+\))?: ", page, re.M)
+    assert len(verdicts) == len(what.claims)
+    for claim in what.claims:
+        assert f": {claim.text} (" in page
+    assert what.choices in page
+    assert f"{what.seeds} seed(s)" in page
+    for row in what.rows:
+        assert page.count(f"| {row.name} |") == (1 if what.x is None else len(row.columns))
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -15,7 +15,7 @@ from perfed.errors import FieldError
 from perfed.objective import ALL
 from perfed.theory import bounds
 from perfed.theory.constants import Constants, Effort, Estimate, lanczos, measure
-from perfed.theory.measured import decay, stationarity
+from perfed.theory.stationarity import decay, stationarity
 from problems import (
     DIMENSION,
     LOGISTIC,

@@ -43,6 +43,13 @@ from perfed.theory import On, Study, advise, study
 
 Table = Literal["markdown", "latex"]
 
+# Arguments that several commands have.
+ConfigFile = Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+]
+
 app = typer.Typer(
     name="perfed",
     help="Personalised federated learning, exactly as published.",
@@ -74,10 +81,7 @@ def run_command(
         Path | None,
         typer.Argument(help="A TOML file.", show_default=False),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
-    ] = None,
+    settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Override the seed of the run.")] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The folder to record the run in.")
@@ -100,11 +104,8 @@ def run_command(
 
 @data_app.command("describe")
 def describe_command(
-    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
-    ] = None,
+    config: ConfigFile,
+    settings: Settings = None,
     picture: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where the picture goes (.png, .svg or .pdf)."),
@@ -201,7 +202,7 @@ def report_command(
 
 @app.command("sweep")
 def sweep_command(
-    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    config: ConfigFile,
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where all is recorded.")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, 2, ....")] = 5,
     grid: Annotated[
@@ -211,10 +212,7 @@ def sweep_command(
     methods: Annotated[
         str | None, typer.Option(metavar="FILE,FILE", help="TOML files with a [method] each.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
-    ] = None,
+    settings: Settings = None,
     validation: Annotated[
         float, typer.Option(help="The part of the training data that points are compared on.")
     ] = 0.25,
@@ -299,10 +297,7 @@ def diagnose_command(
     what: Annotated[
         Path, typer.Argument(metavar="CONFIG|DIR", help="A TOML file, or the folder of a run.")
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
-    ] = None,
+    settings: Settings = None,
     after: Annotated[
         int | None,
         typer.Option(metavar="ROUNDS", min=1, help="Also measure after so many rounds."),
@@ -389,11 +384,8 @@ def _show_theory(theory: dict[str, Any]) -> None:
 
 @app.command("advise")
 def advise_command(
-    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
-    ] = None,
+    config: ConfigFile,
+    settings: Settings = None,
     target_bytes: Annotated[
         float | None,
         typer.Option(metavar="BYTES", min=1, help="What all uplink messages may take."),

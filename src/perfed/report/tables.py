@@ -82,8 +82,8 @@ def advice_table(advice: Advice) -> Table:
     table = _table("Advice")
     for heading in ("setting", "value", "why"):
         table.add_column(heading, justify="right" if heading == "value" else "left")
-    for line in advice.lines:
-        table.add_row(line.setting, str(line.value), line.why)
+    for reason in advice.reasons:
+        table.add_row(reason.setting, str(reason.value), reason.why)
     return table
 
 

@@ -50,7 +50,7 @@ def distance_line(theory: Mapping[str, Any]) -> str:
 def advice_file(advice: Advice, source: str) -> str:
     """The advised configuration as a TOML file, with the reasoning above it."""
     told = [f"Advised for {source}:"]
-    told += [f"{line.setting} = {line.value}: {line.why}" for line in advice.lines]
+    told += [f"{one.setting} = {one.value}: {one.why}" for one in advice.reasons]
     comment = "\n".join(
         f"# {part}" for line in told for part in wrap(line, 96, subsequent_indent="    ")
     )

@@ -12,7 +12,7 @@ from perfed.theory.distances import (
     groups,
     label_distances,
 )
-from perfed.theory.measured import Decay, Stationarity, decay, stationarity
+from perfed.theory.stationarity import Decay, Stationarity, decay, stationarity
 from perfed.theory.study import Differences, Study, study
 
 __all__ = [

@@ -56,8 +56,8 @@ _MOST_INNER = 20
 _STEPS = {"fedavg": "tau", "per-fedavg": "tau", "local": "tau", "pfedme": "local_rounds"}
 
 
-class Line(NamedTuple):
-    """One piece of advice: a setting, its value, and why."""
+class Reason(NamedTuple):
+    """A setting, its value, and why."""
 
     setting: str
     value: Any
@@ -87,13 +87,13 @@ class Advice:
 
     Attributes:
         values: a whole configuration, as a file would say it.
-        lines: the reasoning.
+        reasons: what is advised, line by line; also what was measured for it.
         trials: the pilot, best first.
         constants: what was measured.
     """
 
     values: dict[str, Any]
-    lines: list[Line]
+    reasons: list[Reason]
     trials: list[Trial]
     constants: Constants
 
@@ -132,25 +132,22 @@ def advise(
             'step sizes; are inputs far too large? (data.standardise = "feature" makes them alike)'
         )
     fixed, rates = _candidates(config, constants)
-    settled, lines = deepcopy(given), _measured(constants, part)
-    for line in (_batch(config, constants), *fixed):
-        _set(settled, line)
-        lines.append(line)
+    settled, reasons = deepcopy(given), _measured(constants, part)
+    reasons += _put(settled, [_batch(config, constants), *fixed])
     aimed = target_bytes is not None or target_seconds is not None
     if aimed:
-        say("one round, to see how long messages are")
-        engine = Config.checked(settled).build(federation)
+        say("one turn, to see how long messages are")
+        within = Config.checked(settled)
+        engine = within.build(config.scored(federation))
         changes = _changes(engine)
-        chosen = (
-            _within_bytes(Config.checked(settled), engine, changes, target_bytes)
+        reasons += _put(
+            settled,
+            _within_bytes(within, engine, changes, target_bytes)
             if target_bytes is not None
-            else _within_seconds(Config.checked(settled), engine, changes, target_seconds or inf)
+            else _within_seconds(within, engine, changes, target_seconds or inf),
         )
-        lines += chosen
-        for line in chosen:
-            _set(settled, line)
     else:
-        lines += _kept(config, constants)
+        reasons += _kept(config, constants)
 
     # Within a target, settings as given are those that keep to it.
     trials = _pilot(settled if aimed else given, settled, rates, part, say)
@@ -160,31 +157,41 @@ def advise(
             "every candidate of the pilot diverged; inputs of a common scale usually help "
             '(data.standardise = "feature")'
         )
+    advised = settled if aimed or best.settings else given
+    if advised is given:
+        reasons = []  # what they would change does not pay
+    reasons += _put(advised, _chosen(config, constants, trials))
+    if target_bytes is not None:
+        reasons += _put(advised, _fewer_rounds(advised, best, target_bytes))
+    Config.checked(advised)
+    return Advice(advised, reasons, trials, constants)
+
+
+def _chosen(config: Config, c: Constants, trials: Sequence[Trial]) -> list[Reason]:
+    """What the pilot decides."""
+    best, name = trials[0], config.method.name
     if not best.settings:
-        values = settled if aimed else given
         why = f"as given: none of {len(trials)} candidates does better ({best.loss:.4g})"
-        kept = lines if aimed else []
-        lines = [*kept, Line("method", config.method.name, why)]
-    else:
-        values = settled
-        before = next(trial for trial in trials if not trial.settings)
-        why = (
-            f"best of {len(trials)} candidates in a pilot of {best.rounds} rounds: validation loss "
-            f"{best.loss:.4g}, {before.loss:.4g} as given"
-        )
-        for name, value in best.settings.items():
-            told = f"{_scale(config.method.name, name, value, constants)}; {why}"
-            line = Line(f"method.{name}", value, told)
-            why = "chosen with it"
-            _set(values, line)
-            lines.append(line)
-    if target_bytes is not None and best.uplink * values.get("rounds", 100) > target_bytes:
-        fewer = max(1, int(target_bytes // best.uplink))
-        line = Line("rounds", fewer, f"messages of the pilot took {best.uplink:,.0f} bytes a round")
-        _set(values, line)
-        lines = [*(one for one in lines if one.setting != "rounds"), line]
-    Config.checked(values)
-    return Advice(values, lines, trials, constants)
+        return [Reason("method.name", name, why)]
+    given = next(trial for trial in trials if not trial.settings)
+    why = (
+        f"best of {len(trials)} candidates in a pilot of {best.rounds} rounds: validation loss "
+        f"{best.loss:.4g}, {given.loss:.4g} as given"
+    )
+    reasons = []
+    for setting, value in best.settings.items():
+        told = f"{_scale(name, setting, value, c)}; {why}"
+        reasons.append(Reason(f"method.{setting}", value, told))
+        why = "chosen with it"
+    return reasons
+
+
+def _fewer_rounds(values: dict[str, Any], best: Trial, budget: float) -> list[Reason]:
+    """Fewer rounds, if messages of the pilot were longer than those that were looked at first."""
+    if best.uplink * values.get("rounds", 100) <= budget:
+        return []
+    why = f"messages of the pilot took {best.uplink:,.0f} bytes a round"
+    return [Reason("rounds", max(1, int(budget // best.uplink)), why)]
 
 
 def _check_targets(
@@ -231,16 +238,16 @@ def _plain_method(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _measured(c: Constants, federation: Federation) -> list[Line]:
+def _measured(c: Constants, federation: Federation) -> list[Reason]:
     sharpest = federation.names[int(np.argmax(c.client_L))]
     return [
-        Line(
+        Reason(
             "L",
             _rounded(c.L.value),
             f"the largest curvature, client {sharpest}'s; steps above 2/L = {2 / c.L.value:.3g} "
             f"overshoot there, half of the clients allow {2 / np.median(c.client_L):.3g}",
         ),
-        Line(
+        Reason(
             "gamma_G",
             _rounded(c.gamma_G.value),
             f"gradients differ this much between clients, and sigma_G = {c.sigma_G.value:.3g} "
@@ -249,21 +256,21 @@ def _measured(c: Constants, federation: Federation) -> list[Line]:
     ]
 
 
-def _batch(config: Config, c: Constants) -> Line:
+def _batch(config: Config, c: Constants) -> Reason:
     """Enough examples that a batch is no noisier than clients differ."""
     given: BatchSize = getattr(config.method, "batch", "full")
     if isinstance(given, str):
-        return Line("method.batch", given, "all data: no noise")
+        return Reason("method.batch", given, "all data: no noise")
     noise = (c.sigma_G.value / c.gamma_G.value) ** 2 if c.gamma_G.value > 0 else inf
     wanted = int(min(100, 10 * ceil(min(noise, 1e6) / 10)))
     if wanted <= given:
         why = f"enough: from (sigma_G/gamma_G)^2 = {noise:.2g} examples on, batches are less noisy "
-        return Line("method.batch", given, why + "than clients are different")
+        return Reason("method.batch", given, why + "than clients are different")
     why = f"(sigma_G/gamma_G)^2 = {noise:.2g} examples make batches as noisy as clients differ"
-    return Line("method.batch", wanted, why)
+    return Reason("method.batch", wanted, why)
 
 
-def _kept(config: Config, c: Constants) -> list[Line]:
+def _kept(config: Config, c: Constants) -> list[Reason]:
     """What only a target of bytes or time would change."""
     r, n = config.build_recipe().cohort, c.clients
     steps = _STEPS[config.method.name]
@@ -274,11 +281,11 @@ def _kept(config: Config, c: Constants) -> list[Line]:
     )
     no_target = "kept: without --target-bytes or --target-time nothing speaks for"
     return [
-        Line("cohort", r, why),
-        Line(
+        Reason("cohort", r, why),
+        Reason(
             f"method.{steps}", getattr(config.method, steps), f"{no_target} longer or shorter turns"
         ),
-        Line("codec", config.codec.name, f"{no_target} shorter messages"),
+        Reason("codec", config.codec.name, f"{no_target} shorter messages"),
     ]
 
 
@@ -307,25 +314,24 @@ def _message(levels: int, engine: Engine, changes: Sequence[Params]) -> int:
         codec.bits(fold(0, Purpose.UPLINK, 0, i), change) // 8 for i, change in enumerate(changes)
     )
     margin = 1.1 if levels else 1.0
-    return ceil(
-        margin * longest * (2 if getattr(engine.setup.method, "send_iterate", False) else 1)
-    )
+    messages = 2 if getattr(engine.setup.method, "send_iterate", False) else 1
+    return ceil(margin * longest * messages)
 
 
-def _codec_lines(levels: int, length: int, change: Params, why: str) -> list[Line]:
+def _codec_lines(levels: int, length: int, change: Params, why: str) -> list[Reason]:
     sizes = tuple(leaf.size for leaf in jax.tree.leaves(change))
     q = _codec(levels).variance(sizes) or 0.0
     if not levels:
-        return [Line("codec.name", "float32", f"{why}: {length:,} bytes a turn")]
+        return [Reason("codec.name", "float32", f"{why}: {length:,} bytes a turn")]
     return [
-        Line("codec.name", "low-precision", f"FedPAQ's quantiser: up to {length:,} bytes a turn"),
-        Line("codec.levels", levels, f"{why}; its variance constant q is {q:.3g}"),
+        Reason("codec.name", "low-precision", f"FedPAQ's quantiser: up to {length:,} bytes a turn"),
+        Reason("codec.levels", levels, f"{why}; its variance constant q is {q:.3g}"),
     ]
 
 
 def _within_bytes(
     config: Config, engine: Engine, changes: Sequence[Params], budget: float
-) -> list[Line]:
+) -> list[Reason]:
     """The finest messages that the budget allows for all rounds; fewer rounds if none does."""
     rounds, r, n = config.rounds, engine.setup.cohort, engine.setup.federation.clients
     lengths = {levels: _message(levels, engine, changes) for levels in _LEVELS}
@@ -333,14 +339,14 @@ def _within_bytes(
     for levels, length in lengths.items():
         if rounds * r * length <= budget:
             why = f"the finest of which {rounds} rounds of {r} messages stay within {budget:,.0f}"
-            lines = _codec_lines(levels, length, change, why)
+            reasons = _codec_lines(levels, length, change, why)
             larger = min(n, int(budget // (rounds * length)))
             if larger > r:
                 why = f"the budget has room for {larger} messages a round"
-                lines.append(Line("cohort", larger, why))
+                reasons.append(Reason("cohort", larger, why))
             else:
-                lines.append(Line("cohort", r, "kept: the budget has no room for more"))
-            return lines
+                reasons.append(Reason("cohort", r, "kept: the budget has no room for more"))
+            return reasons
     length = lengths[1]
     fewer = int(budget // (r * length))
     if fewer < 1:
@@ -348,13 +354,13 @@ def _within_bytes(
             f"--target-bytes {budget:,.0f}: one round of {r} messages takes {r * length:,} bytes "
             "even with one level; a smaller cohort would do"
         )
-    lines = _codec_lines(1, length, change, "the coarsest there is")
-    return [*lines, Line("rounds", fewer, f"all that {budget:,.0f} bytes allow")]
+    reasons = _codec_lines(1, length, change, "the coarsest there is")
+    return [*reasons, Reason("rounds", fewer, f"all that {budget:,.0f} bytes allow")]
 
 
 def _within_seconds(
     config: Config, engine: Engine, changes: Sequence[Params], budget: float
-) -> list[Line]:
+) -> list[Reason]:
     """Messages and periods with which most steps, less what quantising costs, fit in the time."""
     network = config.network_of(engine)
     assert network is not None
@@ -384,17 +390,17 @@ def _within_seconds(
     why = f"with periods of {tau} most steps, each worth 1/(1 + q/r), fit into {budget:g} s"
     return [
         *_codec_lines(levels, _message(levels, engine, changes), changes[0], why),
-        Line(
+        Reason(
             f"method.{name}",
             tau,
             "the longest period worth it: FedPAQ's (16) bounds it by a multiple of sqrt(T)",
         ),
-        Line("rounds", rounds, f"a round takes {seconds:.3g} s over this network"),
-        Line("cohort", r, "kept"),
+        Reason("rounds", rounds, f"a round takes {seconds:.3g} s over this network"),
+        Reason("cohort", r, "kept"),
     ]
 
 
-def _candidates(config: Config, c: Constants) -> tuple[list[Line], list[dict[str, float]]]:
+def _candidates(config: Config, c: Constants) -> tuple[list[Reason], list[dict[str, float]]]:
     """What the constants settle, and settings for the pilot to choose from."""
     L, mu = c.L.value, c.mu.value
     # From well below what the sharpest client allows to what half of the clients do.
@@ -404,7 +410,7 @@ def _candidates(config: Config, c: Constants) -> tuple[list[Line], list[dict[str
     name = config.method.name
     steady = "constant steps: the pilot compares those"
     if name == "per-fedavg":
-        decays = [Line("method.beta_decay", 0.0, steady)] if config.method.beta_decay else []
+        decays = [Reason("method.beta_decay", 0.0, steady)] if config.method.beta_decay else []
         return decays, [{"alpha": a, "beta": b} for a, b in product(inner, outer)]
     if name == "pfedme":
         softest = 0.3 / usual
@@ -413,21 +419,21 @@ def _candidates(config: Config, c: Constants) -> tuple[list[Line], list[dict[str
         steps = int(min(wanted, _MOST_INNER))
         kappa = bounds.inner_condition(softest, L, mu)
         told = f"kappa = {kappa:.2g}: a tenth of the first error is left after {wanted} steps"
-        lines = [
-            Line("method.inner_lr", inner_lr, f"1/(lambda + L), with lambda = {softest:.2g}"),
-            Line(
+        reasons = [
+            Reason("method.inner_lr", inner_lr, f"1/(lambda + L), with lambda = {softest:.2g}"),
+            Reason(
                 "method.inner_steps",
                 steps,
                 told if steps == wanted else f"{told}, of which no more than {steps} are advised",
             ),
         ]
-        return lines, [
+        return reasons, [
             {"lam": _rounded(a / usual), "eta": _rounded(b * usual / a), "beta": s}
             for a, b, s in product((0.3, 1.0, 3.0), (0.03, 0.1, 0.3), (1.0, 2.0))
         ]
     if name == "local":
         return [], [{"lr": a} for a in outer]
-    decays = [Line("method.diminishing", False, steady)] if config.method.diminishing else []
+    decays = [Reason("method.diminishing", False, steady)] if config.method.diminishing else []
     return decays, [{"lr": a, "alpha": b} for a, b in product(outer, inner)]
 
 
@@ -453,15 +459,14 @@ def _pilot(
     found = _together(engines, first, None, adapt_on)
     order = sorted(range(len(found)), key=lambda i: _loss(found[i]))
     # The settings as given stay in, to say what is gained.
-    finalists = [i for i in {*order[:_FINALISTS], 0} if _loss(found[i]) < inf]
+    finalists = sorted(i for i in {*order[:_FINALISTS], 0} if _loss(found[i]) < inf)
     others = [_trial(candidates[i], first, found[i]) for i in order if i not in finalists]
     if more > first and finalists:
         say(f"pilot: {len(finalists)} candidates, {more} rounds")
         so_far = [found[i] for i in finalists]
         going = _together([engines[i] for i in finalists], more, so_far, adapt_on)
-        found = [
-            going[finalists.index(i)] if i in finalists else found[i] for i in range(len(found))
-        ]
+        for i, result in zip(finalists, going, strict=True):
+            found[i] = result
     last = [_trial(candidates[i], more, found[i]) for i in finalists]
     return sorted(last, key=lambda t: t.loss) + sorted(others, key=lambda t: t.loss)
 
@@ -506,16 +511,19 @@ def _scale(method: str, name: str, value: float, c: Constants) -> str:
     return f"{value * c.L.value:.2g}/L, at most 1/L_i for {100 * share:.0f} % of clients"
 
 
-def _set(values: dict[str, Any], line: Line) -> None:
-    *path, key = line.setting.split(".")
-    if line.setting == "codec.name":
-        # Another codec has other settings; how the server's model is sent is another matter.
-        old = values.get("codec", {})
-        values["codec"] = {"downlink": old["downlink"]} if old.get("downlink") else {}
-    place = values
-    for name in path:
-        place = place.setdefault(name, {})
-    place[key] = line.value
+def _put(values: dict[str, Any], reasons: Sequence[Reason]) -> Sequence[Reason]:
+    """Write what is advised into a configuration."""
+    for reason in reasons:
+        *path, key = reason.setting.split(".")
+        if reason.setting == "codec.name":
+            # Another codec has other settings; how the server's model is sent is another matter.
+            old = values.get("codec", {})
+            values["codec"] = {"downlink": old["downlink"]} if old.get("downlink") else {}
+        place = values
+        for name in path:
+            place = place.setdefault(name, {})
+        place[key] = reason.value
+    return reasons
 
 
 def _rounded(value: float) -> float:

@@ -287,7 +287,7 @@ def _third(starts: int, steps: int) -> ClientFunction:
                 third = jax.jvp(lambda at: objective.hvp(at, v), (w,), (v,))[1]
                 along = flat(third)
                 value = jnp.vdot(along, u)
-                # A step past the power iteration's would leave a maximum of an odd form.
+                # Plain power iterations of an odd form may swing; with this shift they climb.
                 return jnp.sign(value) * along + jnp.abs(value) * u, jnp.abs(value)
 
             return jnp.max(jax.lax.scan(step, u, length=steps)[1])

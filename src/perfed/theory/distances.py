@@ -33,7 +33,7 @@ from perfed.data.splits import label_counts
 from perfed.errors import require, require_choice, require_count
 
 On = Literal["labels", "features"]
-Method = Literal["auto", "exact", "sinkhorn", "sliced"]
+W1Method = Literal["auto", "exact", "sinkhorn", "sliced"]
 Rows = Int[np.ndarray, " rows"]
 
 # The most entries of one cost matrix: 8 bytes each and what the simplex keeps, or two of 4 bytes.
@@ -112,7 +112,7 @@ def feature_distances(
     federation: Federation,
     *,
     label_cost: float | None = None,
-    method: Method = "auto",
+    method: W1Method = "auto",
     tolerance: float = 0.01,
     directions: int = 64,
     seed: int = 0,
@@ -177,7 +177,7 @@ def distance_matrix(
     on: On = "labels",
     *,
     label_cost: float | None = None,
-    method: Method = "auto",
+    method: W1Method = "auto",
     tolerance: float = 0.01,
     directions: int = 64,
     seed: int = 0,
@@ -419,7 +419,7 @@ def _transport(p: _Measure, q: _Measure) -> _Transport:
 # W1 with a cost matrix
 
 
-def _chosen(method: Method, entries: Int[np.ndarray, " problems"]) -> Method:
+def _chosen(method: W1Method, entries: Int[np.ndarray, " problems"]) -> W1Method:
     """The method for cost matrices of so many entries; refuses what would not fit in memory."""
     total, largest = int(entries.sum()), int(entries.max())
     if method == "auto":
@@ -439,7 +439,9 @@ def _chosen(method: Method, entries: Int[np.ndarray, " problems"]) -> Method:
     return method
 
 
-def _w1(space: _Space, method: Method, moved: _Transport, tolerance: float) -> tuple[float, float]:
+def _w1(
+    space: _Space, method: W1Method, moved: _Transport, tolerance: float
+) -> tuple[float, float]:
     """Bounds of W1: what is moved, times how far."""
     source, sink, mass = moved
     if mass == 0 or not len(sink.rows):
