@@ -1,5 +1,6 @@
 """Models: shapes, starts, a convolution against JAX's own, and models of other libraries."""
 
+import dataclasses
 from typing import Any
 
 import equinox
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import CNN, MLP, MLR, FedAvg, FieldError, from_equinox, from_flax, load, simulate
+from perfed import CNN, GRU, MLP, MLR, FedAvg, FieldError, from_equinox, from_flax, load, simulate
 from perfed.objective import Model
 
 
@@ -124,3 +125,29 @@ def test_a_flax_model_with_state_is_refused() -> None:
 def test_a_cnn_that_pools_the_image_away_is_refused() -> None:
     with pytest.raises(FieldError, match="8x8 allows fewer"):
         CNN((8, 8, 1), 10, (4, 4, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "part"),
+    [
+        (MLP(50, 3, (200,) * 8, "elu"), (600, 50), 0.8),
+        (GRU(11, 3, 4, 32), (64, 40), 0.8),
+        (CNN((16, 16, 3), 3, (8, 8)), (64, 16, 16, 3), 1.2),  # its largest layer decides
+    ],
+    ids=["mlp", "gru", "cnn"],
+)
+def test_less_is_kept_for_the_same_gradient(
+    model: Any, shape: tuple[int, ...], part: float
+) -> None:
+    x = jax.random.randint(jax.random.key(0), shape, 0, 11)
+    x = x if isinstance(model, GRU) else x.astype(jnp.float32) / 11
+    w = model.init(jax.random.key(1))
+
+    def compiled(model: Any) -> Any:
+        return jax.jit(jax.grad(lambda w: (model.apply(w, x) ** 2).sum())).lower(w).compile()
+
+    plain, again = compiled(model), compiled(dataclasses.replace(model, remat=True))
+    for a, b in zip(*map(jax.tree.leaves, (plain(w), again(w))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(np.abs(b).max()))
+    kept = [program.memory_analysis().temp_size_in_bytes for program in (plain, again)]
+    assert kept[1] < part * kept[0], kept

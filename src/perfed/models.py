@@ -39,12 +39,21 @@ class MLR:
 @final
 @dataclass(frozen=True)
 class MLP:
-    """Hidden layers of chosen sizes with one activation, then logits."""
+    """Hidden layers of chosen sizes with one activation, then logits.
+
+    Args:
+        inputs: how many inputs.
+        classes: how many outputs.
+        hidden: the sizes of the hidden layers.
+        activation: what they end with.
+        remat: compute a layer's inside again for its gradient, instead of keeping it: less memory.
+    """
 
     inputs: int
     classes: int
     hidden: tuple[int, ...] = (80, 60)
     activation: Activation = "elu"
+    remat: bool = False
 
     def __post_init__(self) -> None:
         require(all(h >= 1 for h in self.hidden), "hidden", self.hidden, "sizes must be at least 1")
@@ -59,21 +68,31 @@ class MLP:
     def apply(self, params: Params, x: Shaped[Array, "b ..."]) -> Float[Array, "b classes"]:
         """The logits."""
         activation = getattr(jax.nn, self.activation)
+        hidden = _again(self.remat, lambda layer, x: activation(_linear(layer, x)))
         x = _flat(x)
         for layer in params[:-1]:
-            x = activation(_linear(layer, x))
+            x = hidden(layer, x)
         return _linear(params[-1], x)
 
 
 @final
 @dataclass(frozen=True)
 class CNN:
-    """For images: 3x3 convolution, ReLU and 2x2 max pooling per entry of `channels`; then dense."""
+    """For images: 3x3 convolution, ReLU and 2x2 max pooling per entry of `channels`; then dense.
+
+    Args:
+        image: height, width and depth of an input.
+        classes: how many outputs.
+        channels: the convolutions' outputs.
+        hidden: the size of the dense layer.
+        remat: compute a layer's inside again for its gradient, instead of keeping it: less memory.
+    """
 
     image: tuple[int, int, int]
     classes: int
     channels: tuple[int, ...] = (16, 32)
     hidden: int = 64
+    remat: bool = False
 
     def __post_init__(self) -> None:
         height, width, _ = self.image
@@ -104,8 +123,11 @@ class CNN:
     ) -> Float[Array, "b classes"]:
         """The logits."""
         x = x.astype(params["out"]["b"].dtype)
+        convolution = _again(
+            self.remat, lambda layer, x: _max_pool(jax.nn.relu(_linear(layer, _patches(x))))
+        )
         for layer in params["convolutions"]:
-            x = _max_pool(jax.nn.relu(_linear(layer, _patches(x))))
+            x = convolution(layer, x)
         return _linear(params["out"], jax.nn.relu(_linear(params["dense"], _flat(x))))
 
 
@@ -119,12 +141,14 @@ class GRU:
         classes: how many outputs.
         embedding: the dimension symbols are embedded in.
         hidden: the size of the unit's state.
+        remat: compute a step's inside again for its gradient, instead of keeping it: less memory.
     """
 
     symbols: int
     classes: int
     embedding: int = 8
     hidden: int = 64
+    remat: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.embedding, self.hidden)
@@ -155,7 +179,7 @@ class GRU:
             return gate * state + (1 - gate) * candidate, None
 
         first = jnp.zeros((x.shape[0], self.hidden), read.dtype)
-        state, _ = jax.lax.scan(step, first, read)
+        state, _ = jax.lax.scan(_again(self.remat, step), first, read)
         return _linear(params["out"], state)
 
 
@@ -209,6 +233,11 @@ def from_equinox(build: Callable[[PRNGKeyArray], Any]) -> Model:
         return outputs
 
     return FunctionModel(lambda key: split(key)[0], apply)
+
+
+def _again(remat: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of a model of which only what goes in is kept for its gradient, if that is wanted."""
+    return jax.checkpoint(function) if remat else function
 
 
 def _layer(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:

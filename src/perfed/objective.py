@@ -20,7 +20,15 @@ from perfed.randomness import IntLike, permuted, uniform_below
 Params: TypeAlias = Any  # a pytree of float arrays
 BatchSize = int | Literal["full"]
 Sampling = Literal["replacement", "epochs"]
+Precision = Literal["float32", "tf32", "bf16"]
 Scalar = Float[Array, ""]
+
+# What JAX calls them.
+_PRECISIONS: dict[str, str] = {
+    "float32": "highest",
+    "tf32": "TF32_TF32_F32",
+    "bf16": "BF16_BF16_F32",
+}
 
 # Examples taken at once when a loss runs over all of a client's data.
 BLOCK = 256
@@ -54,13 +62,19 @@ class Measure(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Task:
-    """What is learnt: a model, the loss of one example, and the weight of the l2 penalty."""
+    """What is learnt: a model, the loss of one example, and the weight of the l2 penalty.
+
+    `precision` is that of matrix products: float32, or on accelerators that have them the shorter
+    TF32 or bfloat16, which are faster; sums are float32 all the same.
+    """
 
     model: Model
     l2: float = 0.0
     loss: Callable[[Float[Array, "b ..."], Shaped[Array, " b"]], Float[Array, " b"]] | None = None
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         require(0 <= self.l2 < float("inf"), "l2", self.l2, "must be a number, at least 0")
 
     def example_losses(
@@ -70,12 +84,19 @@ class Task:
 
         By default cross-entropy where labels are classes, and the squared error where they are not.
         """
-        # An accelerator's short float32 products would drown the differences that Per-FedAvg's
+        # Unless one asks for them: short products would drown the differences that Per-FedAvg's
         # Hessian-free variant takes, and results would depend on the device.
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision(_PRECISIONS[self.precision]):
             outputs = self.model.apply(params, x)
         usual = cross_entropy if jnp.issubdtype(y.dtype, jnp.integer) else squared_error
         return (self.loss or usual)(outputs, y), outputs
+
+
+def check_precision(precision: Precision) -> None:
+    """Raise unless products can be computed so here."""
+    require_choice("precision", precision, get_args(Precision))
+    fits = precision == "float32" or jax.default_backend() != "cpu"
+    require(fits, "precision", precision, "is for accelerators; on a CPU products are float32")
 
 
 def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
