@@ -6,16 +6,23 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow test-federation lint bench bench-peers clean
 
 demo: .venv/.base
 	$(BIN)/perfed run
 
+# Most of the time is compilation, so programs are compiled with less effort here than users have them; the
+# slow tests compile as usual.
+test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow and not federation"
 
 test-slow: .venv/.test
 	$(BIN)/python -m pytest --numprocesses 2 -m slow
+
+# Federations whose processes fail or attack: a quarter of an hour, most of it waiting.
+test-federation: .venv/.test
+	$(BIN)/python -m pytest --numprocesses 2 -m federation
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -25,8 +32,13 @@ lint: .venv/.test
 bench: .venv/.bench
 	$(BIN)/python -m bench
 
+# Each contestant gets an environment of its own in bench/.venvs, 5.7 GB in all.
+bench-peers: .venv/.bench
+	$(BIN)/python -m bench.floor
+	$(BIN)/python -m bench.peers
+
 clean:
-	rm -rf .venv
+	rm -rf .venv bench/.venvs
 
 # The environment is made without a pip of its own: pip fills it from outside, so that systems whose
 # Python comes without ensurepip will do.

@@ -4,16 +4,20 @@ It draws the same kind of batches and takes the same steps as perfed's methods, 
 another, which is how the published code of these methods works, less its overheads.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from perfed import FedAvg, Method, PerFedAvg, PFedMe
-from perfed.objective import BatchSize
+if TYPE_CHECKING:  # bench/peers runs this where perfed is not installed
+    from perfed import FedAvg, Method, PerFedAvg, PFedMe
+    from perfed.objective import BatchSize
 
 Weights = list[torch.Tensor]
 Client = Callable[["Clients", int, Weights], Weights]
@@ -28,7 +32,7 @@ class Clients:
 
     def batch(self, client: int, size: BatchSize) -> tuple[torch.Tensor, torch.Tensor]:
         """Examples of one client, uniformly with replacement."""
-        rows = torch.randint(len(self.y[client]), (size,))
+        rows = torch.randint(len(self.y[client]), (size,), device=self.y[client].device)
         return self.x[client][rows], self.y[client][rows]
 
 
@@ -74,6 +78,8 @@ def mean(models: list[Weights]) -> Weights:
 
 def client_of(method: Method) -> Client:
     """One client's turn, as the method says."""
+    from perfed import FedAvg, PerFedAvg, PFedMe
+
     match method:
         case FedAvg():
             return lambda data, i, w: fedavg(method, data, i, w)
