@@ -1,7 +1,21 @@
 """Two host devices whatever the machine, and no compiled programs from earlier runs."""
 
 import os
+import shutil
+import tempfile
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PERFED_DEVICES"] = "2"
-os.environ["PERFED_CACHE"] = ""
+
+# What a test compiles, the others of the same session need not compile again.
+_BEGAN_HERE = "PYTEST_XDIST_WORKER" not in os.environ
+if _BEGAN_HERE:
+    os.environ["PERFED_CACHE"] = tempfile.mkdtemp(prefix="perfed-tests-")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave no compiled programs behind."""
+    if _BEGAN_HERE:
+        shutil.rmtree(os.environ["PERFED_CACHE"], ignore_errors=True)

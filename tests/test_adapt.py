@@ -89,6 +89,7 @@ def test_what_adapt_does_is_what_the_method_does(tmp_path: Path) -> None:
     y = np.array(columns["state"])
     np.savez(npz, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:])
     adapted = adapt(model, client_rows(model.uses, npz))
+    np.testing.assert_allclose(client_rows(model.uses, npz, labelled=False).x, x[:60], rtol=1e-6)
     assert (adapted.examples, adapted.held_out) == (60, 20)
     assert model.scaling is not None
     z = (x[:60] - model.scaling.shift[0]) * model.scaling.scale[0]
@@ -230,7 +231,7 @@ def test_models_of_every_kind_come_back(tmp_path: Path) -> None:
         saved = load_model(tmp_path / str(i) / "model.safetensors")
         for a, b in zip(*map(jax.tree.leaves, (saved.params, result.state.w)), strict=True):
             np.testing.assert_array_equal(a, b)
-        x = result.evaluator.engine.setup.federation.test.client(0)[0]
+        x = result.setup.federation.test.client(0)[0]
         np.testing.assert_array_equal(saved.predict(x), result.predict(0, x, kind="global"))
         shutil.rmtree(tmp_path / str(i))
 

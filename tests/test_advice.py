@@ -283,6 +283,7 @@ name = "per-fedavg"
 """
 
 
+@pytest.mark.slow
 def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
     """Real processes: a diagnosis, a run with its panel, advice that runs as it was written."""
     (tmp_path / "c.toml").write_text(CONFIG)
@@ -307,6 +308,9 @@ def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert 'id="theory"' in page
     assert "What breaking it risks" in page
+    none = perfed("diagnose", tmp_path)
+    assert none.returncode == 2
+    assert "no folder of a run" in none.stderr
     wrong = perfed("diagnose", out, "--after", 3)
     assert wrong.returncode == 2
     assert "--after" in wrong.stderr

@@ -90,7 +90,10 @@ def test_a_config_error_exits_2_and_writes_nothing(config: Path, tmp_path: Path)
         (["cohort=99"], "cohort = 99: must be between 1 and the number of clients, 10"),
         (["data.clients=7"], "data.clients = 7: must be even"),
         (["data.seed=-1"], "data.seed = -1: must be between"),
-        (["engine.name=sequential", "engine.chunk=2"], "engine.chunk = 2: is for the vectorised"),
+        (
+            ["engine.name=sequential", "engine.chunk=2"],
+            "engine.chunk = 2: is for the other engines",
+        ),
     ],
 )
 def test_a_late_fault_writes_nothing_either(

@@ -1,8 +1,10 @@
 """Configuration: what a file means, and errors that name field, value and what is allowed."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from perfed import (
@@ -211,3 +213,14 @@ def test_the_comparison_keeps_its_methods_to_itself() -> None:
     entries = comparison(["data.clients=10", "cohort=3"], seed=5)
     assert {e.config.seed for e in entries} == {5}
     assert [e.config.cohort for e in entries] == [3, 3, 3, 3, 3, 10]
+
+
+def test_short_products_are_for_accelerators() -> None:
+    values = tomllib.loads(SMALL) | {"precision": "tf32"}
+    if jax.default_backend() == "cpu":
+        with pytest.raises(ConfigError, match="precision = 'tf32': is for accelerators"):
+            Config.checked(values)
+    else:
+        assert Config.checked(values).build().setup.task.precision == "tf32"
+    with pytest.raises(ConfigError, match="precision"):
+        Config.checked(values | {"precision": "float64"})

@@ -73,7 +73,7 @@ def write_mnist(
         images = np.broadcast_to(labels[:, None, None], (len(labels), 28, 28))
         raw = idx(np.ascontiguousarray(images))
         if stem == "train":
-            name, raw = f"{stem}-images-idx3-ubyte.gz", gzip.compress(raw, 1)
+            name, raw = f"{stem}-images-idx3-ubyte.gz", gzip.compress(raw, 1, mtime=0)
         else:
             name = f"{stem}-images-idx3-ubyte"
         (folder / name).write_bytes(raw)
@@ -176,17 +176,17 @@ def test_idx_files_are_read(
 
 
 FEW = idx(np.arange(200, dtype=np.uint8).reshape(50, 2, 2))
-DAMAGED_CRC = bytearray(gzip.compress(FEW))
+DAMAGED_CRC = bytearray(gzip.compress(FEW, mtime=0))
 DAMAGED_CRC[-8] ^= 0xFF
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (gzip.compress(FEW)[:-20], "gzip data are cut short"),
-        (gzip.compress(FEW)[:12], "gzip data are cut short"),
+        (gzip.compress(FEW, mtime=0)[:-20], "gzip data are cut short"),
+        (gzip.compress(FEW, mtime=0)[:12], "gzip data are cut short"),
         (bytes(DAMAGED_CRC), "gzip data are damaged .*CRC"),
-        (gzip.compress(FEW) + b"more", "gzip data are damaged"),
+        (gzip.compress(FEW, mtime=0) + b"more", "gzip data are damaged"),
         (b"<!DOCTYPE html>", "no IDX file: it begins with 3c21444f"),
         (b"", "no IDX file: it begins with nothing"),
         (b"\0\0\x08", "no IDX file"),
@@ -196,7 +196,7 @@ DAMAGED_CRC[-8] ^= 0xFF
         (FEW[:9], "names 3 axes and holds 1"),
         (FEW[:-1], "claims 200 bytes of values, the file has 199"),
         (FEW + b"x", "claims 200 bytes of values, the file has more"),
-        (gzip.compress(FEW[:-1]), "claims 200 bytes of values, the file has 199"),
+        (gzip.compress(FEW[:-1], mtime=0), "claims 200 bytes of values, the file has 199"),
         (b"\0\0\x08\x02" + b"\xff" * 8 + b"x", r"claims sizes \(4294967295, 4294967295\)"),
         (b"\0\0\x0c\x01" + struct.pack(">I", 2**29 + 1), "claims sizes .* 2,147,483,652 bytes"),
         # A product of 2^64, which would be nothing in a machine's whole numbers.
@@ -233,7 +233,7 @@ def test_headers_get_no_memory_on_trust(tmp_path: Path) -> None:
 def test_text_is_read_plain_or_gzipped(tmp_path: Path) -> None:
     for name, raw in {
         "a": "Où?\r\nIci.".encode(),
-        "b": gzip.compress("Où?\nIci.".encode()),
+        "b": gzip.compress("Où?\nIci.".encode(), mtime=0),
     }.items():
         (tmp_path / name).write_bytes(raw)
         assert formats.read_text(tmp_path / name) == "Où?\nIci."
@@ -381,7 +381,7 @@ def test_a_damaged_idx_file_gives_an_array_or_a_data_error(
     tmp_path_factory: pytest.TempPathFactory, change: tuple[int, int], zipped: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged-idx"
-    raw = bytearray(gzip.compress(FEW) if zipped else FEW)
+    raw = bytearray(gzip.compress(FEW, mtime=0) if zipped else FEW)
     raw[change[0] % len(raw)] = change[1]
     path.write_bytes(raw)
     try:
@@ -976,7 +976,7 @@ def write_qmnist(folder: Path, classes: np.ndarray, writers: tuple[np.ndarray, .
     for name, labels, writer in rows:
         table = np.zeros((60_000, 8), np.int32)
         table[: len(labels), 0], table[: len(labels), 2] = labels, writer
-        raw = gzip.compress(idx(table), 1)
+        raw = gzip.compress(idx(table), 1, mtime=0)
         (folder / f"qmnist-{name}-labels-idx2-int.gz").write_bytes(raw)
 
 

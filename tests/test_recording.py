@@ -217,10 +217,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, finished: Path) -> 
         (copy / "checkpoints" / files[-1].name).write_bytes(damaged)
         said: list[str] = []
         recording = Recording.take_up(copy)
-        course = Checkpoints(
-            copy / "checkpoints", recording.config.resolved()
-        ).latest(recording.engine.start, said.append)  # fmt: skip
-        assert course is not None
+        checkpoints = Checkpoints(copy / "checkpoints", recording.config.resolved())
+        contents = checkpoints.latest(said.append)
+        assert contents is not None
+        course = checkpoints.course(contents, recording.engine.start())
         assert course.round == int(files[0].name[6:15])
         assert "is damaged: its checksum does not fit; using the one before" in said[0]
         shutil.rmtree(copy)

@@ -217,8 +217,8 @@ def test_no_more_clients_at_once_than_asked(digits: Federation) -> None:
     """Of all runs together; memory is bounded by it."""
     setup = Setup(digits, Task(MODEL), FedAvg(tau=2), 12)
     engine = Vectorised(setup, devices=1, chunk=4)
-    assert engine._layout(12, 1) == (4, 12)
-    assert engine._layout(12, 2) == (2, 12)
+    assert engine._layout.of(12, 1) == (4, 12)
+    assert engine._layout.of(12, 2) == (2, 12)
     assert engine._room(engine.start()) == 4
     several = [replace(setup, seed=seed) for seed in range(6)]
     starts = [Vectorised(setup, devices=1).start() for setup in several]

@@ -1,12 +1,15 @@
 """The command line. It reads arguments and shows results; everything else is elsewhere."""
 
 import json
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
+import jax
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from perfed.data.catalogue import sources_listed, splits_listed
 from perfed.data.describe import Description, remarks
+from perfed.data.stored import check_free, store
 from perfed.errors import ConfigError, DataError, DivergedError, FieldError
 from perfed.experiment import Config, rundir
 from perfed.experiment import Progress as RunProgress
@@ -21,7 +25,7 @@ from perfed.experiment.adapt import adapt, client_rows, load_model
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
 from perfed.experiment.config import DataConfig, overridden, read_toml
 from perfed.experiment.files import write_whole
-from perfed.experiment.recording import Recording, recorded_config
+from perfed.experiment.recording import Recording, in_common, recorded_config
 from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
 from perfed.experiment.sweep import Sweep, lines, points
@@ -39,6 +43,7 @@ from perfed.report.tables import (
     theory_tables,
 )
 from perfed.report.theory_words import advice_file, bound_line, distance_line, number
+from perfed.simulation import Engine, Rounds, hosts
 from perfed.theory import On, Study, advise, study
 
 Table = Literal["markdown", "latex"]
@@ -48,6 +53,20 @@ ConfigFile = Annotated[Path, typer.Argument(help="A TOML file.", show_default=Fa
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+]
+
+HostList = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="N|HOST:PORT,HOST,...|auto",
+        help="Compute on several: so many processes here; these machines, on each of which the "
+        "same command runs; or those of Slurm or Open MPI.",
+    ),
+]
+Rank = Annotated[
+    int | None,
+    typer.Option(min=0, help="Which of the hosts this is, if their names do not say."),
 ]
 
 app = typer.Typer(
@@ -89,6 +108,8 @@ def run_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
     ] = False,
+    on: HostList = None,
+    rank: Rank = None,
 ) -> None:
     """Train on a federation and score every client.
 
@@ -97,9 +118,21 @@ def run_command(
     fixed = {} if seed is None else {"seed": seed}
     with _errors_shown():
         if config is None:
+            if on is not None:
+                raise ConfigError("--hosts: give a CONFIG; the comparison runs on one machine")
             _run_comparison(settings or [], fixed, out_dir, overwrite)
-        else:
-            _run_one(Config.load(config, settings or [], **fixed), out_dir, overwrite)
+            return
+
+        def load() -> Config:
+            return Config.load(config, settings or [], **fixed)
+
+        def check() -> None:
+            load()
+            if out_dir is not None:
+                rundir.check_vacant(out_dir, overwrite)
+
+        with _on_hosts(on, rank, check):
+            _run_one(load, out_dir, overwrite)
 
 
 @data_app.command("describe")
@@ -132,6 +165,22 @@ def describe_command(
             out.print("no picture: a regression has no labels to draw")
 
 
+@data_app.command("store")
+def store_command(
+    config: ConfigFile,
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder.")],
+    settings: Settings = None,
+) -> None:
+    """Write a federation into files that are read where they lie, as `source = "stored"`."""
+    with _errors_shown():
+        read = DataConfig.load(config, settings or [])
+        check_free(folder)
+        federation = read.build_federation()
+        store(federation, folder)
+        out.print(f"{federation.clients:,} clients, written to {escape(str(folder))}")
+        out.print(f'use them by  \\[data]  source = "stored"  root = "{escape(str(folder))}"')
+
+
 @data_app.command("list")
 def list_command() -> None:
     """List the sources and the splits, and which sources can be used here at once."""
@@ -140,9 +189,20 @@ def list_command() -> None:
     out.print("Folders that are searched: \\[data] root, then $PERFED_DATA, then the cache.")
 
 
-def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
-    if out_dir is None:
-        engine = config.build()
+def _run_one(load: Callable[[], Config], out_dir: Path | None, overwrite: bool) -> None:
+    def prepare() -> tuple[Config, Engine | Recording]:
+        config = load()
+        if out_dir is None:
+            return config, config.build()
+        if hosts.leads():
+            rundir.check_vacant(out_dir, overwrite)
+        return config, Recording.planned(config, out_dir)
+
+    config, made = hosts.ready_together(
+        prepare, lambda pair: in_common(pair[0], _engine_of(pair[1]).setup.federation)
+    )
+    if isinstance(made, Engine):
+        engine = made
         try:
             with _progress() as show:
                 result = config.run(engine, lambda progress: show(config.method.name, progress))
@@ -151,8 +211,36 @@ def _run_one(config: Config, out_dir: Path | None, overwrite: bool) -> None:
             raise
         _show_result(result)
         return
-    rundir.check_vacant(out_dir, overwrite)
-    _record(Recording.begin(config, out_dir))
+    made.begin_folder()
+    _record(made)
+
+
+def _engine_of(made: Engine | Recording) -> Rounds:
+    return made.engine if isinstance(made, Recording) else made
+
+
+@contextmanager
+def _on_hosts(on: str | None, rank: int | None, check: Callable[[], None]) -> Iterator[None]:
+    """Be one of the processes that compute a run, or start as many of them here."""
+    if on is None:
+        if rank is not None:
+            raise ConfigError("--rank: is one of --hosts, which are not given")
+        yield
+        return
+    if on.isdigit():
+        check()
+        raise typer.Exit(hosts.start_here(int(on), sys.argv[1:]))
+    hosts.Hosts.read(on, rank).connect()
+    # One of them speaks for all.
+    out.quiet = err.quiet = not hosts.leads()
+    with hosts.ending_together(), _errors_shown():
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            said = str(error).splitlines()[0]
+            raise OSError(
+                f"the processes have lost each other, or one has failed: {said}"
+            ) from None
 
 
 @app.command("resume")
@@ -162,11 +250,18 @@ def resume_command(
         Path | None,
         typer.Argument(help="The TOML file of the run, to be sure it is the same."),
     ] = None,
+    on: HostList = None,
+    rank: Rank = None,
 ) -> None:
     """Go on with a run that was interrupted, from its last checkpoint."""
-    with _errors_shown():
-        given = None if config is None else Config.load(config)
-        _record(Recording.take_up(folder, given))
+
+    def prepare() -> Recording:
+        return Recording.take_up(folder, None if config is None else Config.load(config))
+
+    with _errors_shown(), _on_hosts(on, rank, lambda: None):
+        _record(
+            hosts.ready_together(prepare, lambda r: in_common(r.config, r.engine.setup.federation))
+        )
 
 
 @app.command("report")
@@ -351,6 +446,8 @@ def _studied(
             status.update(f"measuring: {line}")
 
         of_run = what.is_dir()
+        if of_run:
+            rundir.read_run(what)  # refuses what is no finished run
         config = recorded_config(what) if of_run else Config.load(what, settings)
         engine = config.build()
         models: list[tuple[str, Any]] = [("the first model", None)]
@@ -487,11 +584,204 @@ def predict_command(
             out.print(f"written to {predictions}")
 
 
+@app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where all keys go.")],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="What clients call the server; repeatable."),
+    ] = None,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option("--client", metavar="NAME", help="A client to make a key for; repeatable."),
+    ] = None,
+) -> None:
+    """Make the keys of a federation: an authority, the server's certificate, a key a client.
+
+    DIR/server goes to the server's machine, DIR/clients/NAME to that client's; ca.key goes nowhere.
+    Called again with other names, it adds them.
+    """
+    with _errors_shown(), _flower_needed():
+        from perfed.flower.keys import make_keys
+
+        for path in make_keys(folder, hosts or [], clients or []):
+            out.print(f"written to {escape(str(path))}", soft_wrap=True)
+
+
+@app.command("serve")
+def serve_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file.", show_default=False)] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The server's folder of what `perfed keys` made."),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients reach this machine.")
+    ] = "0.0.0.0:9443",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder to record the run in.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Go on with the run in this folder, or begin it there."),
+    ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option("--insecure", help="Without encryption and keys: for trials in a safe place."),
+    ] = False,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="How many clients there are; with --insecure only.")
+    ] = None,
+    settings: Settings = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
+    ] = False,
+) -> None:
+    """Serve a federation: wait for its clients, train with them, and record the run.
+
+    After a crash of any kind, `--resume DIR` goes on from the last round.
+    """
+    with _errors_shown(), _flower_needed():
+        from perfed.flower.keys import ServerKeys
+        from perfed.flower.plan import PLAN, Plan
+        from perfed.flower.serve import Server
+
+        host, port = _address("--listen", listen)
+        folder = resume or out_dir
+        if folder is None or (resume is not None and out_dir is not None):
+            raise ConfigError("give --out DIR for a new run, or --resume DIR to go on with one")
+        if plain != (keys is None) or plain != (clients is not None):
+            raise ConfigError(
+                "give --keys DIR (perfed keys makes them), or --insecure and --clients N"
+            )
+        own = None if keys is None else ServerKeys.read(keys)
+        if resume is None or not (resume / PLAN).exists():
+            if config is None:
+                raise ConfigError("CONFIG: name the TOML file of the run")
+            rundir.check_vacant(folder, overwrite)
+            read = Config.load(config, settings or [])
+            names = None if own is None else tuple(own.clients)
+            Plan.begun(read, folder, clients or len(names or ()), names)
+        if plain:
+            err.print(
+                "[bold yellow]in plain[/] messages are not encrypted, and anybody who reaches "
+                f"{escape(listen)} can take part",
+                soft_wrap=True,
+            )
+        _federate(Server(folder, host, port, own), folder)
+
+
+@app.command("join")
+def join_command(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="This client's .csv, .parquet or .npz file.")
+    ],
+    home: Annotated[
+        Path, typer.Option(metavar="DIR", help="What this client keeps, and its own model.")
+    ],
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="This client's folder of what `perfed keys` made."),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--insecure", help="Without encryption and key.")] = False,
+    name: Annotated[
+        str, typer.Option(help="What this client is called; with --insecure only.")
+    ] = "",
+    patience: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Give up if not let in; default: never."),
+    ] = None,
+) -> None:
+    """Take part in a federation with one's own data, which stay here.
+
+    Stays until it is interrupted: it reconnects, and starts anew what ends.
+    """
+    with _errors_shown(), _flower_needed():
+        from perfed.flower.home import Home
+        from perfed.flower.join import GivenUpError, Member
+        from perfed.flower.keys import ClientKeys
+
+        if plain != (keys is None):
+            raise ConfigError("give --keys DIR (the server's operator has them), or --insecure")
+        if plain != bool(name):
+            raise ConfigError("--name goes with --insecure: otherwise the key says who this is")
+        own = None if keys is None else ClientKeys.read(keys)
+        if plain:
+            err.print("[bold yellow]in plain[/] what is sent to the server is not encrypted")
+        try:
+            Member(server, data, Home(home), own, name, patience).run(_say_with_time)
+        except GivenUpError as error:
+            raise OSError(str(error)) from None
+
+
+@app.command("federate")
+def federate_command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file.", show_default=False)] = None,
+    clients: Annotated[int, typer.Option(min=1, help="How many clients.")] = 3,
+    out_dir: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder to record the run in.")
+    ] = Path("federated"),
+    settings: Settings = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
+    ] = False,
+) -> None:
+    """Try a whole federation on this machine: real processes, keys and encryption, on loopback.
+
+    Deals CONFIG's data out to so many clients, each with a file of its own; without CONFIG, a small
+    run on the embedded digits.
+    """
+    with _errors_shown(), _flower_needed():
+        from perfed.flower.trial import Trial, trial_config
+
+        rundir.check_vacant(out_dir, overwrite)
+        with err.status("dealing out the data"):
+            trial = Trial.prepared(trial_config(config, clients, settings or []), out_dir)
+        _federate(trial, out_dir)
+
+
+def _federate(federation: Any, folder: Path) -> None:
+    """Run a federation, show who does what, and then what came of it."""
+    from perfed.report.board import Board
+
+    with Board(err, folder / "log.txt") as board:
+        result = federation.run(board.say, board.progress, board.watch)
+    _show_result(result)
+    page = _write_report([folder])
+    out.print(f"written to {escape(str(folder))}; look at it in {escape(str(page))}")
+
+
+@contextmanager
+def _flower_needed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "flwr":
+            raise
+        raise ConfigError(
+            'this needs Flower, which is not installed; pip install "perfed[flower]"'
+        ) from None
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"{option} {text}: write it as HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _say_with_time(line: str) -> None:
+    err.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {escape(line)}", soft_wrap=True)
+
+
 def _record(recording: Recording) -> None:
     """Run to the end, or as far as it goes, and show what came of it."""
     name = recording.config.method.name
     with _progress() as show:
         result = recording.run(lambda progress: show(name, progress), _say)
+    if not hosts.leads():
+        return
     _show_result(result)
     page = _write_report([recording.folder])
     out.print(f"written to {escape(str(recording.folder))}; look at it in {escape(str(page))}")

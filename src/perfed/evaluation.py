@@ -1,19 +1,21 @@
 """Scores: the global model and each client's own, on every client's held-out data."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, final, get_args
+from typing import Any, Literal, NamedTuple, Self, final, get_args
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfed.data import FlatExamples
-from perfed.errors import DivergedError, require, require_choice
+from perfed.data import Federation, FlatExamples
+from perfed.errors import DivergedError, require, require_choice, require_count
 from perfed.objective import Measure, Params, Scalar, squared_norm
-from perfed.randomness import Purpose, fold
+from perfed.randomness import Purpose
 from perfed.simulation import Engine, State
+from perfed.simulation.engine import Clients, OnAllRuns
 from perfed.simulation.setup import HINT, Kept, Setup, World
 
 AdaptOn = Literal["train", "test"]
@@ -100,7 +102,7 @@ class Evaluation:
 
     Attributes:
         round: how many rounds.
-        scores: the scores.
+        scores: the scores, of all clients or of the scorer's sample.
         models: the personal models that were scored, stacked, where they were asked for.
     """
 
@@ -127,9 +129,45 @@ class Scored(NamedTuple):
     models: Params | None
 
 
+def sample_of(clients: int, count: int | None) -> Int[np.ndarray, " some"] | None:
+    """So many of all clients, at random but always the same; None for all of them."""
+    if count is None:
+        return None
+    require_count("eval_clients", count)
+    if count >= clients:
+        return None
+    # By no seed of a run's: runs that are compared are scored on the same clients.
+    return np.sort(np.random.default_rng(0).choice(clients, count, replace=False))
+
+
+class Scorer(ABC):
+    """Scores the states of a run, wherever its clients are."""
+
+    @property
+    @abstractmethod
+    def setup(self) -> Setup:
+        """What is run."""
+
+    @property
+    @abstractmethod
+    def clients(self) -> Int[np.ndarray, " some"] | None:
+        """Who is scored, by number; None: everyone."""
+
+    def scored(self) -> Federation:
+        """The data of those who are scored."""
+        federation = self.setup.federation
+        return federation if self.clients is None else federation.some(self.clients)
+
+    @abstractmethod
+    def score_all(
+        self, scorers: Sequence[Self], states: Sequence[State]
+    ) -> list[Evaluation | DivergedError]:
+        """All clients' scores in the states of several runs, each by a scorer of its own."""
+
+
 @final
 @dataclass(frozen=True)
-class Evaluator:
+class Evaluator(Scorer):
     """Scores the states of an engine.
 
     Attributes:
@@ -139,23 +177,54 @@ class Evaluator:
         keep_models: whether evaluations hold the personal models that they scored.
         training: whether training data are scored too (`train_loss`, ...): all of them, which is
             as much work again, or several times that.
+        count: how many clients are scored (`sample_of`); None: all.
     """
 
     engine: Engine
     adapt_on: AdaptOn = "train"
     keep_models: bool = False
     training: bool = False
+    count: int | None = None
 
     def __post_init__(self) -> None:
         require_choice("adapt_on", self.adapt_on, get_args(AdaptOn))
+        _ = self.clients
+
+    @cached_property
+    def clients(self) -> Int[np.ndarray, " some"] | None:
+        """Who is scored, by number; None: everyone."""
+        return sample_of(self.engine.setup.federation.clients, self.count)
+
+    @cached_property
+    def _scored(self) -> Federation:
+        return self.scored()
 
     def __call__(self, state: State) -> Evaluation:
         """Score the global and every personalised model; a loss that is not finite is refused."""
-        return self.evaluation(int(state.round), self._score(state, None))
+        return self.evaluation(int(state.round), self._score(state, self.clients))
+
+    @property
+    def setup(self) -> Setup:
+        """What the engine runs."""
+        return self.engine.setup
+
+    def score_all(
+        self, scorers: Sequence[Self], states: Sequence[State]
+    ) -> list[Evaluation | DivergedError]:
+        """By one program for all runs, which must be alike but for numbers."""
+        setups = [scorer.setup for scorer in scorers]
+        found: list[Evaluation | DivergedError] = []
+        scored = self._score_all(setups, list(states), self.clients)
+        for scorer, state, own in zip(scorers, states, scored, strict=True):
+            try:
+                found.append(scorer.evaluation(int(state.round), own))
+            except DivergedError as error:
+                found.append(error)
+        return found
 
     def evaluation(self, round: int, scored: Scored) -> Evaluation:
         """What clients' measures, stacked in their order, come to."""
-        federation, scores = self.engine.setup.federation, {}
+        federation, scores = self._scored, {}
         sizes = np.asarray(federation.test.size)
         for i, kind in enumerate(get_args(ModelKind)):
             values = self._named(round, kind, (scored.common, scored.own)[i], federation.test)
@@ -171,8 +240,7 @@ class Evaluator:
     def _named(
         self, round: int, kind: ModelKind, measure: Measure, rows: FlatExamples
     ) -> dict[str, Values]:
-        setup = self.engine.setup
-        federation = setup.federation
+        setup, federation = self.engine.setup, self._scored
         loss, score = (np.asarray(part, np.float64) for part in measure)
         lost = np.flatnonzero(~np.isfinite(loss))
         if len(lost):
@@ -185,7 +253,7 @@ class Evaluator:
         targets = [rows.client(i)[1] for i in range(federation.clients)]
         return scores_of(score, targets, federation.target[1]) | {"loss": loss}
 
-    def personal_models(self, state: State, clients: Sequence[int] | None = None) -> Params:
+    def personal_models(self, state: State, clients: Clients | None = None) -> Params:
         """The clients' own models, stacked in the order asked for (None: all clients)."""
         n = self.engine.setup.federation.clients
         for client in [] if clients is None else clients:
@@ -195,6 +263,10 @@ class Evaluator:
     @cached_property
     def _personalise(self) -> Any:
         return self.engine.each_client(self.personal_model)
+
+    @cached_property
+    def _score_all(self) -> OnAllRuns:
+        return self.engine.each_client_of_all(self.score)
 
     @cached_property
     def _score(self) -> Any:
@@ -231,12 +303,27 @@ class Evaluator:
     ) -> Params:
         """One client's own model; a `ClientFunction`."""
         own_data = setup.objective(world.train if self.adapt_on == "train" else world.test, client)
-        key = fold(setup.seed, Purpose.PERSONALISE, round, client)
+        key = setup.client_key(Purpose.PERSONALISE, round, world.number[client])
         return setup.method.personalise(own_data, w, kept.memory, setup.turn(round), key)
 
 
 def _penalty(setup: Setup, w: Params) -> Scalar:
     return jnp.asarray(0.5 * setup.task.l2 * squared_norm(w))
+
+
+def score_names(classes: bool, training: bool, penalty: bool) -> tuple[str, ...]:
+    """The scores that an evaluation has.
+
+    Args:
+        classes: whether labels are classes.
+        training: whether training data are scored too.
+        penalty: whether there is an l2 penalty.
+    """
+    held_out = ("accuracy", "loss") if classes else ("r2", "rmse", "loss")
+    if not training:
+        return held_out
+    extra = ("train_objective",) if penalty else ()
+    return (*held_out, *(f"train_{name}" for name in held_out), *extra)
 
 
 def score_order(name: str) -> tuple[bool, bool, str]:

@@ -5,17 +5,20 @@ from perfed.data.federation import Federation, FlatExamples
 from perfed.data.pool import Pool
 from perfed.data.scaling import Scaling
 from perfed.data.splits import SPLITS
+from perfed.data.stored import FederationWriter, store
 from perfed.data.synthetic import synthetic
 
 __all__ = [
     "SOURCES",
     "SPLITS",
     "Federation",
+    "FederationWriter",
     "FlatExamples",
     "Pool",
     "Scaling",
     "data_settings",
     "load",
     "prepare",
+    "store",
     "synthetic",
 ]

@@ -17,6 +17,7 @@ from perfed.data.published import (
     shakespeare,
 )
 from perfed.data.splits import SPLITS, Split
+from perfed.data.stored import stored
 from perfed.data.synthetic import synthetic
 from perfed.errors import FieldError, require_choice
 
@@ -44,6 +45,7 @@ SOURCES: dict[str, Source] = {
     "shakespeare": Source(shakespeare, "natural"),
     "folder": Source(folder, "natural"),
     "table": Source(table, "natural"),
+    "stored": Source(stored),
 }
 
 

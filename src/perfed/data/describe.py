@@ -21,7 +21,7 @@ class Description:
         test: how many it is scored on.
         labels: the classes' names; None: a regression.
         counts: how many training examples of each class each client has; without columns for a
-            regression.
+            regression, and none where the examples are not here.
         test_counts: the same of the held-out examples.
         scales: the least and the largest spread of an input; None where they are scaled.
     """
@@ -69,9 +69,9 @@ def _parts(federation: Federation) -> tuple[FlatExamples, FlatExamples]:
 
 
 def _counts(federation: Federation, part: FlatExamples) -> Int[np.ndarray, "clients classes"]:
-    if federation.labels is None:
-        return np.zeros((federation.clients, 0), int)
-    classes = len(federation.labels)
+    classes = 0 if federation.labels is None else len(federation.labels)
+    if federation.labels is None or not federation.here:
+        return np.zeros((federation.clients, classes), int)
     owner = np.repeat(np.arange(federation.clients), part.size)
     return label_counts(part.y, owner, federation.clients, classes)
 
@@ -83,7 +83,8 @@ def _distance(counts: np.ndarray, others: np.ndarray) -> Float[np.ndarray, " cli
 
 def _scales(federation: Federation) -> tuple[float, float] | None:
     """Of up to 10,000 training examples; None for inputs that are scaled, or are symbols."""
-    if federation.vocabulary is not None or federation.scaling is not None:
+    scaled = federation.vocabulary is not None or federation.scaling is not None
+    if scaled or not federation.here:
         return None
     rows = np.linspace(0, len(federation.train.x) - 1, 10_000).astype(int)
     x = np.asarray(federation.train.x[np.unique(rows)], np.float64)

@@ -1,5 +1,6 @@
 """All clients' data in flat arrays: client i is a slice. Nothing is padded."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
@@ -53,12 +54,20 @@ class FlatExamples:
     def joined(cls, x: AnyArray, y: AnyArray, sizes: Sequence[int] | AnyArray) -> Self:
         """From rows that are in client order already."""
         size = np.asarray(sizes, np.int32)
-        if not len(x) == len(y) == size.sum():
+        ends = np.cumsum(size, dtype=np.int64)
+        total = int(ends[-1]) if len(ends) else 0
+        if not len(x) == len(y) == total:
             raise DataError(
-                f"{len(x)} inputs, {len(y)} labels and clients of {size.sum()} rows do not fit"
+                f"{len(x)} inputs, {len(y)} labels and clients of {total} rows do not fit"
             )
-        start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
-        return cls(x, y, start, size)
+        return cls(x, y, (ends - size).astype(np.int32 if total < 2**31 else np.int64), size)
+
+    def some(self, clients: Int[np.ndarray, " some"]) -> "FlatExamples":
+        """The examples of some clients, in this order."""
+        starts, sizes = (np.asarray(part)[clients] for part in (self.start, self.size))
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = np.repeat(starts, sizes) + within
+        return FlatExamples.joined(self.x[rows], self.y[rows], sizes)
 
     def client(self, i: int) -> tuple[AnyArray, AnyArray]:
         """One client's (x, y)."""
@@ -80,6 +89,7 @@ class Federation:
         scaling: how inputs are scaled before a model sees them; None: not at all.
         target: shift and spread of a regression's targets, which are kept as (y - shift) / spread.
         features: the names of the inputs' columns, where they have any.
+        known_checksum: that of all examples, where it was computed when they were written.
     """
 
     train: FlatExamples
@@ -90,6 +100,7 @@ class Federation:
     scaling: Scaling | None = None
     target: tuple[float, float] = (0.0, 1.0)
     features: tuple[str, ...] | None = None
+    known_checksum: str | None = None
 
     @classmethod
     def of(
@@ -160,6 +171,37 @@ class Federation:
         labels = labels or _labels(train.y, test.y, classes)
         return cls(train, test, named, labels, vocabulary, scaling, target, features)
 
+    @classmethod
+    def told(
+        cls,
+        names: Sequence[str],
+        train: Sequence[int],
+        test: Sequence[int],
+        shape: tuple[int, ...],
+        dtype: str,
+        labels: tuple[str, ...] | None,
+        features: tuple[str, ...] | None = None,
+    ) -> Self:
+        """What a server knows of clients elsewhere: how many examples they have, and which shape.
+
+        Args:
+            names: what each client is called.
+            train: how many examples each learns from.
+            test: how many it is scored on.
+            shape: of an input.
+            dtype: of inputs.
+            labels: the names of the classes; None: a regression.
+            features: the names of the inputs' columns, where they have any.
+        """
+        kind = np.float32 if labels is None else np.int32
+
+        def part(sizes: Sequence[int]) -> FlatExamples:
+            size = np.asarray(sizes, np.int32)
+            nothing = np.zeros((0, *shape), dtype)
+            return FlatExamples(nothing, np.zeros(0, kind), np.zeros_like(size), size)
+
+        return cls(part(train), part(test), tuple(names), labels, features=features)
+
     def validation(self, fraction: float, seed: int = 0) -> "Federation":
         """The same clients, scored on a part of their training data instead of the held-out data.
 
@@ -185,13 +227,50 @@ class Federation:
         if scaling is not None and len(scaling.shift) > 1:
             scaling = Scaling(scaling.shift[enough], scaling.scale[enough])
         return replace(
-            self, train=part(used[~out]), test=part(used[out]), names=names, scaling=scaling
+            self,
+            train=part(used[~out]),
+            test=part(used[out]),
+            names=names,
+            scaling=scaling,
+            known_checksum=None,
+        )
+
+    def some(self, clients: Int[np.ndarray, " some"]) -> "Federation":
+        """The same data of some clients only, in this order."""
+        scaling = self.scaling
+        if scaling is not None and len(scaling.shift) > 1:
+            scaling = Scaling(scaling.shift[clients], scaling.scale[clients])
+        return replace(
+            self,
+            train=self.train.some(clients),
+            test=self.test.some(clients),
+            names=tuple(self.names[i] for i in clients),
+            scaling=scaling,
+            known_checksum=None,
+        )
+
+    def checksum(self) -> str:
+        """A checksum of all clients' examples, in their order."""
+        if self.known_checksum is not None:
+            return self.known_checksum
+        arrays = [
+            np.ascontiguousarray(array)
+            for part in (self.train, self.test)
+            for array in (part.x, part.y, part.size)
+        ]
+        return joined_checksum(
+            (a, hashlib.sha256(a.data.cast("B") if a.size else b"").hexdigest()) for a in arrays
         )
 
     @property
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.train.size)
+
+    @property
+    def here(self) -> bool:
+        """Whether the examples are here, and not with clients who only told how many they have."""
+        return len(self.train.y) == int(np.sum(self.train.size))
 
     @property
     def outputs(self) -> int:
@@ -207,6 +286,14 @@ class Federation:
     def example_type(self) -> np.dtype[Any]:
         """The type of inputs as a model sees them."""
         return np.dtype(np.float32) if self.scaling is not None else self.train.x.dtype
+
+
+def joined_checksum(arrays: Iterable[tuple[AnyArray, str]]) -> str:
+    """One checksum of several arrays, given with their own (SHA-256, in hexadecimal)."""
+    digest = hashlib.sha256()
+    for array, own in arrays:
+        digest.update(f"{array.dtype.str}{tuple(array.shape)}{own}".encode())
+    return digest.hexdigest()
 
 
 def _labels(train: AnyArray, test: AnyArray, classes: int | None) -> tuple[str, ...]:

@@ -54,8 +54,24 @@ def folder(
         labels: the labels there are, in this order; None: those that occur.
         part: the column that says which rows are held out, by `train` or `test`; None: none does.
     """
+    return client_files(_client_files(Path(root).expanduser()), label, features, task, labels, part)
+
+
+def client_files(
+    paths: Sequence[Path],
+    label: str = "label",
+    features: tuple[str, ...] | None = None,
+    task: Task = "classification",
+    labels: tuple[str, ...] | None = None,
+    part: str | None = None,
+) -> Pool:
+    """The same of these files, one a client; a client of a real federation has one of its own."""
     roles = _Roles(label, features, task, labels, part)
-    paths = _client_files(Path(root).expanduser())
+    for path in paths:
+        if not path.is_file():
+            raise fault(path.absolute(), "there is no such file; check the path")
+        if path.suffix.lower() not in (*_TABLES, ".npz"):
+            raise fault(path, "is no .csv, .parquet or .npz file")
     clients: list[list[_Rows]] = []
     model: Path | None = None  # the file whose columns all others must have
     for path in paths:
@@ -69,7 +85,7 @@ def folder(
             _require_no_more(path, names, roles, model)
         clients.append([_sheet(path, names, roles)[0]])
     for name, value in (("features", features), ("part", part)):
-        says = f"names columns, which no file in {root} has; leave it out"
+        says = f"names columns, which no file in {paths[0].parent} has; leave it out"
         require(value is None or any(p.suffix.lower() != ".npz" for p in paths), name, value, says)
     _require_alike(clients)
     rows = [rows for client in clients for rows in client]
@@ -142,6 +158,7 @@ def one_client(
     if path.suffix.lower() not in (*_TABLES, ".npz"):
         raise fault(path, "is no .csv, .parquet or .npz file")
     task: Task = "regression" if labels is None or label is None else "classification"
+    labels = labels if task == "classification" else None
     if path.suffix.lower() == ".npz":
         if label is None:
             arrays = _arrays(path)
@@ -157,7 +174,7 @@ def one_client(
         sheet = columns.read(path, names, chosen, ())
         zeros = np.zeros(len(sheet.numbers), np.float32)
         return Pool(x=sheet.numbers, y=zeros, labels=None, features=tuple(chosen))
-    roles = _Roles(label, features, task, labels if task == "classification" else None, None)
+    roles = _Roles(label, features, task, labels, None)
     if roles.features is None:
         roles = replace(roles, features=_features(path, names, roles))
     return _pool([_sheet(path, names, roles)[0]], roles, None, None)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load, save
 
-from perfed.errors import ConfigError, DataError, require, require_count
+from perfed.errors import ConfigError, require, require_count
 from perfed.evaluation import Evaluation, Scores, score_order
 from perfed.experiment.files import write_whole
 from perfed.experiment.simulate import Course
@@ -26,7 +26,7 @@ from perfed.simulation import State, Traffic
 _MARK = b"perfed-checkpoint-1 "
 _ENDING = ".checkpoint"
 # Settings that may change from one part of a run to the next: results do not depend on them.
-_FREE = ("engine", "output")
+_FREE = ("engine", "output", "federation")
 
 
 @final
@@ -69,10 +69,16 @@ class Checkpoints:
         waited = time.monotonic() - self._last_time
         return by_rounds or (self.minutes is not None and waited >= 60 * self.minutes)
 
-    def write(self, course: Course) -> Path:
-        """Write one now, and remove those that are too many."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def write(self, course: Course, leads: bool = True) -> Path:
+        """Write one now, and remove those that are too many; or note that another process does."""
         path = self.folder / f"round-{course.round:09d}{_ENDING}"
+        self._last_round, self._last_time = course.round, time.monotonic()
+        if leads:
+            self._write(path, course)
+        return path
+
+    def _write(self, path: Path, course: Course) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         payload = _packed(course, self.config)
         digest = hashlib.sha256(payload).hexdigest().encode()
         write_whole(path, _MARK + digest + b"\n" + payload)
@@ -80,37 +86,37 @@ class Checkpoints:
             old.unlink()
         for partial in self.folder.glob("*.partial"):
             partial.unlink()
-        self._last_round, self._last_time = course.round, time.monotonic()
-        return path
 
     def rounds(self) -> list[int]:
         """The rounds there are checkpoints of."""
         return [_round_of(path) for path in self._files()]
 
-    def latest(
-        self,
-        start: Callable[[], State],
-        say: Callable[[str], None],
-        at_most: int | None = None,
-    ) -> Course | None:
-        """The last whole one; None if there is none.
+    def latest(self, say: Callable[[str], None], at_most: int | None = None) -> bytes | None:
+        """The contents of the last whole one; None if there is none.
 
         Args:
-            start: makes the run's first state, for its structure.
-            at_most: those of later rounds are passed over.
             say: told of every damaged file on the way.
+            at_most: those of later rounds are passed over.
         """
         for path in self._files():
             if at_most is not None and _round_of(path) > at_most:
                 continue
-            try:
-                course = _unpacked(path, start(), self.config)
-            except DataError as error:
-                say(f"{error}; using the one before")
-                continue
-            self._last_round, self._last_time = course.round, time.monotonic()
-            return course
+            head, _, payload = path.read_bytes().partition(b"\n")
+            if head == _MARK + hashlib.sha256(payload).hexdigest().encode():
+                return payload
+            say(f"{path.name} is damaged: its checksum does not fit; using the one before")
         return None
+
+    def course(self, contents: bytes, start: State) -> Course:
+        """Where the run stood, from the contents of a checkpoint.
+
+        Args:
+            contents: those of a whole one (`latest`).
+            start: the run's first state, for its structure.
+        """
+        course = _unpacked(contents, start, self.config)
+        self._last_round, self._last_time = course.round, time.monotonic()
+        return course
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob(f"round-*{_ENDING}"), reverse=True)
@@ -145,12 +151,7 @@ def _packed(course: Course, config: dict[str, Any]) -> bytes:
     )
 
 
-def _unpacked(path: Path, like: State, config: dict[str, Any]) -> Course:
-    raw = path.read_bytes()
-    head, _, payload = raw.partition(b"\n")
-    whole = head == _MARK + hashlib.sha256(payload).hexdigest().encode()
-    if not whole:
-        raise DataError(f"{path.name} is damaged: its checksum does not fit")
+def _unpacked(payload: bytes, like: State, config: dict[str, Any]) -> Course:
     tensors = load(payload)
     size = int.from_bytes(payload[:8], "little")
     facts = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["facts"])
@@ -158,6 +159,13 @@ def _unpacked(path: Path, like: State, config: dict[str, Any]) -> Course:
     if differing:
         raise ConfigError(
             "\n".join(f"{d}: the run cannot be taken up with another setting" for d in differing)
+        )
+    if len(facts["types"]) != len(jax.tree.leaves(like)):
+        aside = len(facts["types"]) < len(jax.tree.leaves(like))
+        engine, place = ("streamed", "on disk") if aside else ("vectorised", "in memory")
+        raise ConfigError(
+            f"engine.name: what clients keep is {place} in this run, so it goes on with the engine "
+            f'"{engine}" only'
         )
     leaves = [
         jnp.asarray(tensors[f"state.{i}"].view(jnp.dtype(kind)).reshape(shape))

@@ -20,6 +20,7 @@ from perfed.experiment.faults import faults
 from perfed.experiment.recipes import FROM_RUN, RECIPES, Recipe, recipe_of
 from perfed.experiment.sections import (
     EngineSection,
+    FederationSection,
     NetworkSection,
     OutputSection,
     Section,
@@ -31,7 +32,7 @@ from perfed.experiment.sections import (
 from perfed.experiment.simulate import Progress, Result, run
 from perfed.methods import METHODS, Method
 from perfed.models import MODELS
-from perfed.objective import Model, Sampling, Task
+from perfed.objective import Model, Precision, Sampling, Task, check_precision
 from perfed.simulation import Engine, Network, Setup, Weighting
 
 # What a model takes from the data; the rest of its settings are the user's.
@@ -81,10 +82,12 @@ class Config(DataPart):
     rounds: int = Field(default=100, ge=1)
     cohort: int = Field(default=10, ge=1)
     eval_every: int | None = Field(default=None, ge=1)
+    eval_clients: int | None = Field(default=None, ge=1)
     score_training: bool = False
     adapt_on: AdaptOn = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
+    precision: Precision = "float32"
     validation: float | None = Field(default=None, gt=0, lt=1)
     model: choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
     method: choice("name", METHODS | RECIPES, skip=FROM_RUN)  # type: ignore[valid-type]
@@ -92,6 +95,7 @@ class Config(DataPart):
     network: NetworkSection | None = None
     output: OutputSection = OutputSection()
     engine: EngineSection = EngineSection()
+    federation: FederationSection = FederationSection()
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = (), **fixed: Any) -> Self:
@@ -108,6 +112,8 @@ class Config(DataPart):
         except ValidationError as error:
             raise ConfigError("\n".join(faults(error, values, cls))) from None
         cohort = config.build_recipe().cohort
+        with _naming():
+            check_precision(config.precision)
         config.build_downlink()
         config.prepare_data()
         network = config.build_network(1)
@@ -115,6 +121,11 @@ class Config(DataPart):
         if network is not None and clients is not None:
             with _naming("network"):
                 network.check(clients)
+        least = config.federation.minimum
+        if least is not None and least > cohort:
+            raise ConfigError(
+                f"federation.minimum = {least}: must be between 1 and the cohort, {cohort}"
+            )
         if clients is not None and cohort > clients:
             field = "cohort" if cohort == config.cohort else "method.r"
             raise ConfigError(
@@ -170,25 +181,32 @@ class Config(DataPart):
         # By no seed of the run's: like the held-out data, the part is the same for all seeds.
         return federation if self.validation is None else federation.validation(self.validation)
 
-    def build(self, federation: Federation | None = None) -> Engine:
-        """The engine, ready to run; data that are at hand already (`scored`) can be given."""
-        federation = federation or self.scored(self.build_federation())
-        task = Task(self.build_model(federation), self.model.l2)
-        method, codec, cohort = self.build_recipe()
+    def build(self, federation: Federation | None = None, store: Path | None = None) -> Engine:
+        """The engine, ready to run.
+
+        Args:
+            federation: the data, if they are at hand already (`scored`).
+            store: the folder for what clients keep, if it is not kept in memory.
+        """
+        setup = self.build_setup(federation or self.scored(self.build_federation()))
+        with _naming("engine"):
+            return self.engine.build(setup, store)
+
+    def build_setup(self, federation: Federation, cohort: int | None = None) -> Setup:
+        """What is run on these data; by another cohort where they are only some clients'."""
+        model, recipe = self.build_model(federation), self.build_recipe()
         with _naming():
-            setup = Setup(
+            return Setup(
                 federation,
-                task,
-                method,
-                cohort,
+                Task(model, self.model.l2, precision=self.precision),
+                recipe.method,
+                cohort or recipe.cohort,
                 self.seed,
                 self.weighting,
                 self.sampling,
-                codec,
+                recipe.codec,
                 self.build_downlink(),
             )
-        with _naming("engine"):
-            return self.engine.build(setup)
 
     @property
     def scored_every(self) -> int:
@@ -209,7 +227,7 @@ class Config(DataPart):
         network = self.network_of(engine)
         return run(
             engine, self.rounds, self.scored_every, self.adapt_on, on_progress, network,
-            score_training=self.score_training,
+            score_training=self.score_training, eval_clients=self.eval_clients,
         )  # fmt: skip
 
     def resolved(self) -> dict[str, Any]:

@@ -1,21 +1,28 @@
 """A run with a folder: begun, interrupted, taken up again, and finished."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
+import jax
+
 from perfed.data import Federation
 from perfed.errors import ConfigError, DataError, DivergedError
+from perfed.evaluation import Scorer
 from perfed.experiment import rundir
 from perfed.experiment.checkpoint import Checkpoints
 from perfed.experiment.config import Config
 from perfed.experiment.files import read_json
 from perfed.experiment.observers import Guarded, Observer, observers_of, values_of
 from perfed.experiment.simulate import Course, Progress, Result, run_together
-from perfed.simulation import Engine, Network
+from perfed.simulation import Network, Rounds, hosts
+from perfed.simulation.store import KeptAside
 
 Say = Callable[[str], None]
 
@@ -29,6 +36,7 @@ class Recording:
         config: the run's configuration.
         folder: where it is recorded.
         engine: what runs it.
+        scorer: what scores its clients; None: the engine.
         observers: who is told of it.
         network: what its messages cost in time; None: nobody asks.
         data_seconds: how long it took to read and split the data.
@@ -36,10 +44,11 @@ class Recording:
 
     config: Config
     folder: Path
-    engine: Engine
+    engine: Rounds
     observers: tuple[Observer, ...] = ()
     network: Network | None = None
     data_seconds: float = 0.0
+    scorer: Scorer | None = None
 
     @classmethod
     def begin(
@@ -49,35 +58,43 @@ class Recording:
 
         Data that were read already can be given.
         """
-        recording = cls._built(config, folder, federation)
+        recording = cls.planned(config, folder, federation)
         recording.begin_folder()
         return recording
 
     @classmethod
-    def _built(cls, config: Config, folder: Path, federation: Federation | None) -> "Recording":
-        observers = observers_of(config.output.trackers)
+    def planned(
+        cls, config: Config, folder: Path, federation: Federation | None = None
+    ) -> "Recording":
+        """The same, before anything is written."""
+        # Of several processes the first has the folder, and each its own clients' memory.
+        observers = observers_of(config.output.trackers) if hosts.leads() else ()
+        kept = rundir.KEPT if hosts.leads() else f"{rundir.KEPT}-{jax.process_index()}"
         begun = time.perf_counter()
-        engine = config.build(federation)
+        engine = config.build(federation, folder / kept)
         spent = time.perf_counter() - begun
         return cls(config, folder, engine, observers, config.network_of(engine), spent)
 
     def begin_folder(self) -> None:
         """Write what is known before the first round."""
-        rundir.begin(self.folder, self.config.resolved(), self.engine.setup.federation)
+        if hosts.leads():
+            rundir.begin(self.folder, self.config.resolved(), self.engine.setup.federation)
+        else:
+            rundir.forget_kept(self.folder, jax.process_index())
 
     @classmethod
     def take_up(
         cls, folder: Path, config: Config | None = None, federation: Federation | None = None
     ) -> "Recording":
         """A run that was left, by its own configuration or by one that says the same."""
-        if not (folder / rundir.CONFIG).is_file():
-            raise ConfigError(f"{folder} is no folder of a run: there is no {rundir.CONFIG}")
-        if (folder / rundir.SUMMARY).exists():
-            raise ConfigError(f"{folder}: this run is finished; its results are all there")
-        config = config or recorded_config(folder)
-        recording = cls._built(config, folder, federation)
-        before = read_json(folder / rundir.ENVIRONMENT)["data_sha256"]
-        if rundir.data_checksum(recording.engine.setup.federation) != before:
+        found, before = _left(folder)
+        config = config or found
+        if config.engine.name == "auto" and (folder / rundir.KEPT).exists():
+            # What clients keep is on the disk, whether it would fit in memory or not.
+            streamed = config.engine.model_copy(update={"name": "streamed"})
+            config = config.model_copy(update={"engine": streamed})
+        recording = cls.planned(config, folder, federation)
+        if recording.engine.setup.federation.checksum() != before:
             raise ConfigError(
                 f"{folder}: the data are not those the run began with (their checksum differs); "
                 "bring those back, or begin anew"
@@ -102,7 +119,8 @@ class Recording:
         try:
             (outcome,) = _record_together([clerk], on_progress)
         except KeyboardInterrupt:
-            say(f"go on with: perfed resume {self.folder}")
+            if clerk.checkpoints.rounds():
+                say(f"go on with: perfed resume {self.folder}")
             raise
         if isinstance(outcome, DivergedError):
             raise outcome
@@ -168,12 +186,13 @@ def _record_together(
 ) -> list[Result | DivergedError]:
     config = clerks[0].recording.config
     courses = [clerk.course for clerk in clerks if clerk.course is not None]
+    scorers = [scorer for clerk in clerks if (scorer := clerk.recording.scorer) is not None]
 
     def hear(courses: dict[int, Course]) -> None:
         for i, course in courses.items():
             clerks[i].course = course
         heard = [clerks[i] for i in courses]
-        due = any(clerk.checkpoints.due(clerk.round) for clerk in heard)
+        due = bool(hosts.agreed(any(clerk.checkpoint_due() for clerk in heard)))
         for clerk in heard:
             clerk.hear(due)
 
@@ -192,6 +211,8 @@ def _record_together(
             config.output.personal_models != "none",
             {"data": sum(clerk.recording.data_seconds for clerk in clerks)},
             config.score_training,
+            scorers or None,
+            config.eval_clients,
         )
         for clerk, outcome in zip(clerks, outcomes, strict=True):
             if isinstance(outcome, Result):
@@ -228,8 +249,11 @@ class _Clerk:
 
     def find_checkpoint(self, at_most: int | None = None) -> None:
         """Where an earlier run was left, if it was."""
-        start = self.recording.engine.start
-        self.course = self.checkpoints.latest(start, self._say, at_most)
+        own = self.checkpoints.latest(self._say, at_most) if hosts.leads() else None
+        contents = hosts.told(own)
+        self.course = None
+        if contents is not None:
+            self.course = self.checkpoints.course(contents, self.recording.engine.start())
         self._scored = 0 if self.course is None else len(self.course.history)
 
     @property
@@ -243,11 +267,15 @@ class _Clerk:
         terms = [
             (
                 r.config.rounds, r.config.eval_every, r.config.adapt_on, r.config.engine,
-                r.config.output.personal_models, r.config.score_training,
+                r.config.output.personal_models, r.config.score_training, r.config.eval_clients,
             )
             for r in (mine, its)
         ]  # fmt: skip
-        return terms[0] == terms[1] and mine.engine.setup.alike(its.engine.setup)
+        return (
+            terms[0] == terms[1]
+            and mine.engine.aside is None
+            and mine.engine.setup.alike(its.engine.setup)
+        )
 
     def begin(self) -> None:
         """Before the first round, or the next one."""
@@ -264,10 +292,26 @@ class _Clerk:
         """The run has come further; if it is due, write a checkpoint."""
         assert self.course is not None
         if due:
-            self.checkpoints.write(self.course)
+            self._checkpoint(self.course)
+            if self._aside is not None:
+                self._aside.after_checkpoint(self.course.round)
         if len(self.course.history) > self._scored:
             self._scored = len(self.course.history)
             self._tell(self.course)
+
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for one."""
+        asked = self._aside is not None and self._aside.checkpoint_due()
+        return asked or self.checkpoints.due(self.round)
+
+    @property
+    def _aside(self) -> KeptAside | None:
+        return self.recording.engine.aside
+
+    def _checkpoint(self, course: Course) -> Path:
+        if self._aside is not None:
+            self._aside.before_checkpoint()
+        return self.checkpoints.write(course, hosts.leads())
 
     def _tell(self, course: Course) -> None:
         values = values_of(course) if self._watching else {}
@@ -278,8 +322,10 @@ class _Clerk:
         """Something has ended the run before its time: leave a checkpoint behind, if one can."""
         if self.course is None or self._finished or isinstance(error, DivergedError):
             return
+        if hosts.several():
+            return  # others may stand elsewhere: the last one that all agreed on is good
         try:
-            path = self.checkpoints.write(self.course)
+            path = self._checkpoint(self.course)
         except OSError as problem:
             self._say(f"no checkpoint could be written: {problem}")
             return
@@ -288,8 +334,16 @@ class _Clerk:
     def finish(self, result: Result) -> None:
         """Write what came of it."""
         config, folder = self.recording.config, self.recording.folder
-        written = rundir.finish(folder, result, config.resolved(), config.output.personal_models)
+        personal = config.output.personal_models
+        models = result.history[-1].models
+        if personal != "none" and models is None:  # scored before the run was taken up again
+            models = result.personal_models(result.scorer.clients)
+        written = []
+        if hosts.leads():
+            written = rundir.finish(folder, result, config.resolved(), personal, models)
         self._finished = True
+        if self._aside is not None:
+            self._aside.clear()
         files = [folder / name for name in (rundir.CONFIG, rundir.ENVIRONMENT, *written)]
         for observer in self._watching:
             observer.end(values_of(result.course), files)
@@ -300,17 +354,50 @@ class _Clerk:
             observer.close()
 
 
+def _left(folder: Path) -> tuple[Config, str]:
+    """The configuration of a run that was left, and the checksum of its data."""
+    said: dict[str, Any] = {}
+    if hosts.leads():
+        if not (folder / rundir.CONFIG).is_file():
+            said["fault"] = f"{folder} is no folder of a run: there is no {rundir.CONFIG}"
+        elif (folder / rundir.SUMMARY).exists():
+            said["fault"] = f"{folder}: this run is finished; its results are all there"
+        else:
+            said["config"] = read_json(folder / rundir.CONFIG)
+            said["data"] = read_json(folder / rundir.ENVIRONMENT)["data_sha256"]
+    # Of several processes the first has the folder.
+    said = json.loads(hosts.told(json.dumps(said).encode()) or b"{}")
+    if "fault" in said:
+        raise ConfigError(said["fault"])
+    return Config.checked(without_none(said["config"])), said["data"]
+
+
+def in_common(config: Config, federation: Federation) -> list[tuple[str, str]]:
+    """What must be the same in all processes that compute a run together."""
+    settings = config.resolved()
+    # Where data are, and what is written, is each one's own business.
+    settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "path")}
+    settings |= {"output": None, "engine": None}
+    text = json.dumps(settings, sort_keys=True).encode()
+    return [
+        ("configuration", hashlib.sha256(text).hexdigest()),
+        ("federation", federation.checksum()),
+        ("version of perfed", version("perfed")),
+        ("version of JAX", version("jax")),
+    ]
+
+
 def _naming(folder: Path, say: Say) -> Say:
     return lambda line: say(f"{folder}: {line}")
 
 
 def recorded_config(folder: Path) -> Config:
     """The configuration of a run, from its folder."""
-    return Config.checked(_without_none(read_json(folder / rundir.CONFIG)))
+    return Config.checked(without_none(read_json(folder / rundir.CONFIG)))
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """A resolved configuration as a file would say it: what is None is left out."""
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
+        return {k: without_none(v) for k, v in value.items() if v is not None}
     return value

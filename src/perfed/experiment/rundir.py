@@ -13,9 +13,11 @@
 - `theory.json`: what `perfed diagnose DIR` has found, if it was asked.
 - `report.html`: a page to look at, which the command `perfed run` makes last.
 - `checkpoints/`: where the run stood; what `perfed resume` goes on from.
+- `kept/`: what clients keep between their turns while a run goes on that does not fit in memory.
+
+Where only a sample of clients is scored (`eval_clients`), all that is said of clients is of those.
 """
 
-import hashlib
 import json
 import platform
 import subprocess
@@ -42,12 +44,14 @@ from perfed.experiment.observers import forget
 from perfed.experiment.saved import named_leaves, saved_model
 from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
+from perfed.objective import Params
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.parquet"
 SUMMARY, MODEL, CLIENTS, DATA = (
     "summary.json", "model.safetensors", "clients.safetensors", "data.safetensors",
 )  # fmt: skip
 CHECKPOINTS = "checkpoints"
+KEPT = "kept"
 REPORT = "report.html"
 THEORY = "theory.json"
 VERSIONS = ("perfed", "jax", "jaxlib", "numpy", "pyarrow", "safetensors")
@@ -84,29 +88,42 @@ def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
     # What an earlier run left behind must not pass for this one's.
     for name in (SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT, THEORY):
         (folder / name).unlink(missing_ok=True)
-    for left in (folder / CHECKPOINTS).glob("*"):
+    for left in (*(folder / CHECKPOINTS).glob("*"), *(folder / KEPT).glob("*")):
         left.unlink()
     forget(folder)
     write_whole(folder / CONFIG, summary_bytes(config))
     write_whole(folder / ENVIRONMENT, summary_bytes(environment(federation)))
 
 
+def forget_kept(folder: Path, rank: int) -> None:
+    """What an earlier run's clients kept in a process that is not the first."""
+    for left in (folder / f"{KEPT}-{rank}").glob("*"):
+        left.unlink()
+
+
 def finish(
-    folder: Path, result: Result, config: dict[str, Any], personal: PersonalModels
+    folder: Path,
+    result: Result,
+    config: dict[str, Any],
+    personal: PersonalModels,
+    models: Params | None,
 ) -> list[str]:
-    """Write what came of the run; the summary last, whose presence says that it is all there."""
-    setup = result.evaluator.engine.setup
-    federation = setup.federation
+    """Write what came of the run; the summary last, whose presence says that it is all there.
+
+    Args:
+        folder: the run's.
+        result: what came of it.
+        config: its settings.
+        personal: how personal models are written.
+        models: those, of the clients that were scored.
+    """
+    setup, federation = result.setup, result.scored
     common = saved_model(result.global_model, setup.task.model, federation, config)
     written = {
         METRICS: _parquet(result),
         MODEL: common.to_bytes(),
         DATA: _data_bytes(federation),
     }
-    if personal != "none":
-        models = result.history[-1].models
-        if models is None:  # scored before the run was taken up again
-            models = result.evaluator.personal_models(result.state)
     if personal == "stacked":
         written[CLIENTS] = save(named_leaves(models), {"names": json.dumps(federation.names)})
     elif personal == "files":
@@ -131,19 +148,8 @@ def environment(federation: Federation) -> dict[str, Any]:
         "devices": f"{jax.device_count()} x {device.device_kind}",
         "command": sys.argv,
         "git": _git(),
-        "data_sha256": data_checksum(federation),
+        "data_sha256": federation.checksum(),
     }
-
-
-def data_checksum(federation: Federation) -> str:
-    """A checksum of all clients' examples, in their order."""
-    digest = hashlib.sha256()
-    for part in (federation.train, federation.test):
-        for array in (part.x, part.y, part.size):
-            whole = np.ascontiguousarray(array)
-            digest.update(f"{whole.dtype.str}{whole.shape}".encode())
-            digest.update(whole.data.cast("B") if whole.size else b"")
-    return digest.hexdigest()
 
 
 def _git() -> dict[str, Any] | None:
@@ -164,7 +170,7 @@ def _git() -> dict[str, Any] | None:
 
 def _parquet(result: Result) -> bytes:
     """`metrics.parquet`."""
-    costs, names = result.costs, result.evaluator.engine.setup.federation.names
+    costs, names = result.costs, result.scored.names
     rounds = len(costs.uplink_bytes)
     marks = dict(zip((e.round for e in result.history), result.course.marks, strict=True))
     columns: dict[str, list[Any]] = {

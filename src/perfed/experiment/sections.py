@@ -7,6 +7,7 @@ own signature. So a new one of these needs no change here.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 
@@ -18,7 +19,16 @@ from perfed.data.catalogue import Setting, settings_of
 from perfed.errors import FieldError, require
 from perfed.experiment.observers import Tracker
 from perfed.experiment.rundir import PersonalModels
-from perfed.simulation import Engine, Network, Sequential, Setup, Vectorised
+from perfed.simulation import (
+    Engine,
+    Network,
+    Sequential,
+    Setup,
+    Streamed,
+    Vectorised,
+    engine_for,
+    hosts,
+)
 
 
 class Section(BaseModel):
@@ -91,21 +101,44 @@ def _chosen_data(values: Any) -> str | None:
 
 
 @final
+class FederationSection(Section):
+    """`[federation]`: the terms of a run between real clients; a simulation has no use for it."""
+
+    minimum: int | None = Field(default=None, ge=1)
+    timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    attempts: int = Field(default=3, ge=1)
+    norm_factor: float = Field(default=100.0, gt=1, allow_inf_nan=False)
+    max_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    message_limit: int = Field(default=2**28, ge=2**16, lt=2**31)
+
+    def least(self, cohort: int) -> int:
+        """How many clients must answer for a round to count; unless it is said, more than half."""
+        return self.minimum or cohort // 2 + 1
+
+
+@final
 class EngineSection(Section):
     """`[engine]`: how a run is computed; its results do not depend on it."""
 
-    name: Literal["vectorised", "sequential"] = "vectorised"
+    name: Literal["auto", "vectorised", "streamed", "sequential"] = "auto"
     devices: int | None = None
     chunk: int | None = None
 
-    def build(self, setup: Setup) -> Engine:
-        """The engine that will run the setup."""
-        if self.name == "sequential":
-            for field in ("devices", "chunk"):
-                value = getattr(self, field)
-                require(value is None, field, value, "is for the vectorised engine only")
-            return Sequential(setup)
-        return Vectorised(setup, self.devices, self.chunk)
+    def build(self, setup: Setup, store: Path | None = None) -> Engine:
+        """The engine that will run the setup; `store` is the folder for what clients keep."""
+        fits = self.name in ("auto", "streamed") or not hosts.several()
+        require(fits, "name", self.name, 'must be "auto" or "streamed" on several hosts')
+        match self.name:
+            case "sequential":
+                for field in ("devices", "chunk"):
+                    value = getattr(self, field)
+                    require(value is None, field, value, "is for the other engines only")
+                return Sequential(setup)
+            case "vectorised":
+                return Vectorised(setup, self.devices, self.chunk)
+            case "streamed":
+                return Streamed(setup, self.devices, self.chunk, store)
+        return engine_for(setup, self.devices, self.chunk, store)
 
 
 def codec_choice() -> Any:

@@ -1,10 +1,9 @@
 """A whole simulated run: rounds, scores on the way, and a result to hold."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, final, get_args
 
 import jax
@@ -13,13 +12,23 @@ from jaxtyping import Float, Int, Shaped
 
 from perfed.codecs import Codec, Float32
 from perfed.data import Federation
-from perfed.errors import DivergedError, require, require_choice, require_count
-from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scores
+from perfed.errors import DataError, DivergedError, require, require_choice, require_count
+from perfed.evaluation import AdaptOn, Evaluation, Evaluator, ModelKind, Scorer, Scores, Values
 from perfed.experiment.saved import named_outputs, scaled
 from perfed.methods import Method
-from perfed.objective import Model, Params, Sampling, Task
-from perfed.simulation import Engine, Network, Setup, State, Traffic, Vectorised, Weighting
-from perfed.simulation.engine import OnAllRuns
+from perfed.objective import Model, Params, Precision, Sampling, Task
+from perfed.simulation import (
+    Engine,
+    Network,
+    Rounds,
+    Setup,
+    State,
+    Traffic,
+    Weighting,
+    engine_for,
+    hosts,
+)
+from perfed.simulation.engine import Clients
 
 # Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
 _BLOCK_SECONDS = 0.5
@@ -59,10 +68,10 @@ class Costs(NamedTuple):
         def summed(values: np.ndarray) -> np.ndarray:
             return np.concatenate([[0], np.cumsum(values)])
 
-        cohort = traffic.cohort.shape[1]
+        taken = (traffic.cohort >= 0).sum(axis=1)
         return cls(
             summed(traffic.uplink.sum(axis=1, dtype=np.int64)),
-            summed(traffic.downlink.astype(np.int64) * cohort),
+            summed(traffic.downlink.astype(np.int64) * taken),
             None if round_seconds is None else summed(round_seconds),
         )
 
@@ -108,7 +117,7 @@ class Result:
         seed: its seed.
         seconds: how long it took, compiling and scoring included.
         course: the state it ended in, and the scores and messages on the way.
-        evaluator: what scored the clients.
+        scorer: what scored the clients.
         round_seconds: how long each round would have taken over the network; None: none was given.
     """
 
@@ -117,7 +126,7 @@ class Result:
     seed: int
     seconds: float
     course: Course
-    evaluator: Evaluator
+    scorer: Scorer
     round_seconds: Float[np.ndarray, " rounds"] | None = None
 
     @property
@@ -155,9 +164,25 @@ class Result:
         """The global model's parameters."""
         return self.state.w
 
+    @property
+    def setup(self) -> Setup:
+        """What ran."""
+        return self.scorer.setup
+
+    @property
+    def scored(self) -> Federation:
+        """The data of the clients that were scored."""
+        return self.scorer.scored()
+
+    def personal_models(self, clients: Clients | None = None) -> Params:
+        """Clients' own parameters, stacked in the order asked for (None: all clients)."""
+        if not isinstance(self.scorer, Evaluator):
+            raise DataError("personal models stay with their clients, who have them in files")
+        return self.scorer.personal_models(self.state, clients)
+
     def personal_model(self, client: int) -> Params:
         """One client's own parameters."""
-        models = self.evaluator.personal_models(self.state, [client])
+        models = self.personal_models([client])
         return jax.tree.map(lambda leaf: leaf[0], models)
 
     def predict(
@@ -174,7 +199,7 @@ class Result:
             The names of the most likely classes, or the targets of a regression, in their own unit.
         """
         require_choice("kind", kind, get_args(ModelKind))
-        setup = self.evaluator.engine.setup
+        setup = self.setup
         federation, x = setup.federation, np.asarray(x)
         last = federation.clients - 1
         require(0 <= client <= last, "client", client, f"must be between 0 and {last}")
@@ -197,8 +222,10 @@ def simulate(
     cohort: int,
     seed: int = 0,
     eval_every: int | None = None,
+    eval_clients: int | None = None,
     adapt_on: AdaptOn = "train",
     l2: float = 0.0,
+    precision: Precision = "float32",
     weighting: Weighting = "uniform",
     sampling: Sampling = "replacement",
     codec: Codec | None = None,
@@ -218,8 +245,10 @@ def simulate(
         cohort: clients a round.
         seed: the seed of everything random in the run.
         eval_every: score every so many rounds; None: only before the first and after the last.
+        eval_clients: score a sample of so many clients, always the same; None: all.
         adapt_on: the data personal models are made from (`Evaluator`).
         l2: the weight of the penalty (l2/2) |w|^2 in every client's loss.
+        precision: of matrix products (`Task`).
         weighting: how the cohort is averaged (`Setup`).
         sampling: how batches are drawn (`Objective.batches`).
         codec: how clients' changes are sent; None: as float32.
@@ -231,7 +260,7 @@ def simulate(
     """
     setup = Setup(
         federation,
-        Task(model, l2),
+        Task(model, l2, precision=precision),
         method,
         cohort,
         seed,
@@ -240,12 +269,14 @@ def simulate(
         codec or Float32(),
         downlink or Float32(),
     )
-    engine = Vectorised(setup, devices, chunk)
-    return run(engine, rounds, eval_every, adapt_on, on_progress, network)
+    engine = engine_for(setup, devices, chunk)
+    return run(
+        engine, rounds, eval_every, adapt_on, on_progress, network, eval_clients=eval_clients
+    )
 
 
 def run(
-    engine: Engine,
+    engine: Rounds,
     rounds: int,
     eval_every: int | None = None,
     adapt_on: AdaptOn = "train",
@@ -256,6 +287,8 @@ def run(
     keep_models: bool = False,
     spent: dict[str, float] | None = None,
     score_training: bool = False,
+    scorer: Scorer | None = None,
+    eval_clients: int | None = None,
 ) -> Result:
     """Train on a given engine and score every client, as `simulate` does.
 
@@ -272,6 +305,8 @@ def run(
         keep_models: whether the last evaluation is to hold the personal models that it scored.
         spent: what time was spent on before.
         score_training: whether training data are scored too.
+        scorer: what scores the clients; None: the engine, which must then run them here.
+        eval_clients: as for `simulate`.
     """
 
     def tell(courses: dict[int, Course]) -> None:
@@ -281,7 +316,7 @@ def run(
     (outcome,) = run_together(
         [engine], rounds, eval_every, adapt_on, on_progress, [network],
         None if course is None else [course], tell, keep_models, spent,
-        score_training,
+        score_training, None if scorer is None else [scorer], eval_clients,
     )  # fmt: skip
     if isinstance(outcome, DivergedError):
         raise outcome
@@ -289,7 +324,7 @@ def run(
 
 
 def run_together(
-    engines: Sequence[Engine],
+    engines: Sequence[Rounds],
     rounds: int,
     eval_every: int | None = None,
     adapt_on: AdaptOn = "train",
@@ -300,6 +335,8 @@ def run_together(
     keep_models: bool = False,
     spent: dict[str, float] | None = None,
     score_training: bool = False,
+    scorers: Sequence[Scorer] | None = None,
+    eval_clients: int | None = None,
 ) -> list[Result | DivergedError]:
     """Several runs at once, by the same programs; one that diverges does not stop the others.
 
@@ -315,6 +352,8 @@ def run_together(
         keep_models: as for `run`.
         spent: as for `run`, by all of them; of this as of all time, each run has its share.
         score_training: as for `run`.
+        scorers: as for `run`, one a run.
+        eval_clients: as for `run`.
     """
     require_count("rounds", rounds)
     networks = networks or [None] * len(engines)
@@ -328,8 +367,11 @@ def run_together(
     if courses is not None:
         at_once = {course.round for course in courses}
         require(len(at_once) == 1, "courses", sorted(at_once), "must all stand at one round")
-    evaluators = [Evaluator(e, adapt_on, keep_models, score_training) for e in engines]
-    crew, watch = _Crew(evaluators), _Watch(len(engines), courses, spent or {})
+    if scorers is None:
+        here = [engine for engine in engines if isinstance(engine, Engine)]
+        assert len(here) == len(engines), "clients that are elsewhere need a scorer of their own"
+        scorers = [Evaluator(e, adapt_on, keep_models, score_training, eval_clients) for e in here]
+    crew, watch = _Crew(engines, scorers), _Watch(len(engines), courses, spent or {})
     failed: dict[int, DivergedError] = {}
     going: dict[int, Course] = {}  # the others
 
@@ -348,7 +390,7 @@ def run_together(
         if not going:
             return
         if on_progress is not None:
-            losses = [c.history[-1].scores["personalized"].loss.mean() for c in going.values()]
+            losses = [_mean(c.history[-1].scores["personalized"].loss) for c in going.values()]
             on_progress(Progress(at(), rounds, float(np.mean(losses))))
         if on_courses is not None:
             with watch.timing("recording"):
@@ -368,10 +410,11 @@ def run_together(
             marks = (watch.seconds(i),)
             going[i] = Course(states[i], (evaluation,), (nothing,), marks, watch.parts(i))
     report()
-    block, compiled = 1, False
+    # Clients elsewhere compile on their own, and nobody here knows when.
+    block, compiled = 1, not isinstance(engines[0], Engine)
     while going and (done := at()) < rounds:
         stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
-        step = min(block, stop - done)
+        step = hosts.agreed(min(block, stop - done))
         with watch.timing("rounds" if compiled else "compiling") as lasted:
             advanced = crew.record({i: course.state for i, course in going.items()}, step)
         # The first block compiles, so it says little about the pace: grow from it with care.
@@ -398,7 +441,7 @@ def run_together(
         setup, network = engines[i].setup, networks[i]
         lasted = None if network is None else _round_seconds(network, setup, course.traffic)
         return Result(
-            setup.method, rounds, setup.seed, watch.seconds(i), course, evaluators[i], lasted
+            setup.method, rounds, setup.seed, watch.seconds(i), course, scorers[i], lasted
         )
 
     return [failed[i] if i in failed else result(i, going[i]) for i in range(len(engines))]
@@ -407,40 +450,34 @@ def run_together(
 _Kind = TypeVar("_Kind")
 
 
+def _mean(values: Values) -> float:
+    """Over the clients that have been scored; those elsewhere may have been away."""
+    defined = values[np.isfinite(values)]
+    return float(defined.mean()) if len(defined) else float("nan")
+
+
 @final
 @dataclass(frozen=True)
 class _Crew:
     """Runs that are alike, by the programs of the first of them."""
 
-    evaluators: Sequence[Evaluator]
+    engines: Sequence[Rounds]
+    scorers: Sequence[Scorer]
 
     def record(
         self, states: dict[int, State], rounds: int
     ) -> dict[int, tuple[State, Traffic] | DivergedError]:
-        engine = self.evaluators[0].engine
-        outcomes = engine.record_all(self._setups(states), list(states.values()), rounds)
+        setups = [self.engines[i].setup for i in states]
+        outcomes = self.engines[0].record_all(setups, list(states.values()), rounds)
         jax.block_until_ready([o for o in outcomes if not isinstance(o, DivergedError)])
         return dict(zip(states, outcomes, strict=True))
 
     def score(self, states: dict[int, State]) -> dict[int, Evaluation | DivergedError]:
         if not states:
             return {}
-        found: dict[int, Evaluation | DivergedError] = {}
-        scored = self._score(self._setups(states), list(states.values()), None)
-        for (i, state), own in zip(states.items(), scored, strict=True):
-            try:
-                found[i] = self.evaluators[i].evaluation(int(state.round), own)
-            except DivergedError as error:
-                found[i] = error
-        return found
-
-    def _setups(self, of: Iterable[int]) -> list[Setup]:
-        return [self.evaluators[i].engine.setup for i in of]
-
-    @cached_property
-    def _score(self) -> OnAllRuns:
-        first = self.evaluators[0]
-        return first.engine.each_client_of_all(first.score)
+        scorers = [self.scorers[i] for i in states]
+        scored = self.scorers[0].score_all(scorers, list(states.values()))
+        return dict(zip(states, scored, strict=True))
 
 
 @final
@@ -477,5 +514,6 @@ def _round_seconds(
     network: Network, setup: Setup, traffic: Traffic
 ) -> Float[np.ndarray, " rounds"]:
     sizes = np.asarray(setup.federation.train.size)
-    gradients = np.array([setup.method.gradients(int(size)) for size in sizes])
+    different, which = np.unique(sizes, return_inverse=True)
+    gradients = np.array([setup.method.gradients(int(size)) for size in different])[which]
     return network.seconds(traffic, gradients, setup.seed, first_round=0)

@@ -26,12 +26,15 @@ def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str,
             }
         return point
 
-    setup, traffic = result.evaluator.engine.setup, result.traffic
-    federation = setup.federation
-    sent = np.zeros(federation.clients, np.int64)
-    np.add.at(sent, traffic.cohort, traffic.uplink)
-    received = np.zeros(federation.clients, np.int64)
-    np.add.at(received, traffic.cohort, traffic.downlink[:, None])
+    setup, traffic = result.setup, result.traffic
+    scored, everyone = result.scored, setup.federation.clients
+    sent = np.zeros(everyone, np.int64)
+    received = np.zeros(everyone, np.int64)
+    taken = traffic.cohort >= 0
+    np.add.at(sent, traffic.cohort[taken], traffic.uplink[taken])
+    downlink = np.broadcast_to(traffic.downlink[:, None], taken.shape)
+    np.add.at(received, traffic.cohort[taken], downlink[taken])
+    shown = slice(None) if result.scorer.clients is None else result.scorer.clients
     return {
         "method": config["method"]["name"] if config else result.method.name,
         "rounds": result.rounds,
@@ -42,15 +45,16 @@ def summarise(result: Result, config: dict[str, Any] | None = None) -> dict[str,
         "traffic": {
             "round_uplink_bytes": np.diff(costs.uplink_bytes).tolist(),
             "round_downlink_bytes": np.diff(costs.downlink_bytes).tolist(),
-            "client_uplink_bytes": sent.tolist(),
-            "client_downlink_bytes": received.tolist(),
+            "client_uplink_bytes": sent[shown].tolist(),
+            "client_downlink_bytes": received[shown].tolist(),
         },
         "timing": result.course.timing,
         "global": full("global"),
         "personalized": full("personalized"),
         "history": [curve_point(evaluation) for evaluation in result.history],
-        "names": list(federation.names),
-        "labels": federation.labels and list(federation.labels),
+        "clients": everyone,
+        "names": list(scored.names),
+        "labels": scored.labels and list(scored.labels),
         "config": config,
     }
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfed.data import Federation
-from perfed.errors import ConfigError
+from perfed.errors import ConfigError, DivergedError
 from perfed.evaluation import ERRORS, Evaluator
 from perfed.experiment.adapt import load_model
 from perfed.experiment.config import Config
@@ -408,11 +408,10 @@ def _scores(
         states.append(start._replace(w=load_model(place / MODEL).params, round=round))
     assert protocol.adapt_on is not None
     evaluators = [Evaluator(engine, protocol.adapt_on) for engine in engines]
-    score = engines[0].each_client_of_all(evaluators[0].score)
     found: list[dict[str, Any]] = []
-    scored = score([engine.setup for engine in engines], states, None)
-    for evaluator, state, own in zip(evaluators, states, scored, strict=True):
-        evaluation = evaluator.evaluation(int(state.round), own)
+    for evaluation in evaluators[0].score_all(evaluators, states):
+        if isinstance(evaluation, DivergedError):
+            raise evaluation
         found.append(
             {
                 str(kind): {

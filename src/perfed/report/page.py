@@ -138,10 +138,16 @@ def lead(groups: Sequence[Group]) -> str:
 def _facts(groups: Sequence[Group]) -> str:
     first = groups[0].first
     data = first.config.get("data", {})
-    clients = sorted({len(group.first.names) for group in groups})
+    clients = {
+        (len(run.names), int(run.summary.get("clients", len(run.names))))
+        for run in (group.first for group in groups)
+    }
     facts = {
         "Data": ", ".join(str(data[k]) for k in ("source", "split") if data.get(k)),
-        "Clients": " or ".join(f"{n:,}" for n in clients),
+        "Clients": " or ".join(
+            f"{n:,}" if n == everyone else f"{n:,} of {everyone:,}, at random"
+            for n, everyone in sorted(clients)
+        ),
         "Labels": "" if first.labels is None else f"{len(first.labels):,}",
         "Held-out examples": f"{int(first.sizes.sum()):,}",
         "Model": str(first.config.get("model", {}).get("name", "")),

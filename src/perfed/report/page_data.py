@@ -72,7 +72,7 @@ def label_data(run: Recorded) -> dict[str, Any] | None:
     like labels side by side. Of many labels the commonest are kept, the others are one row.
     """
     counts = run.train_counts
-    if run.labels is None or not counts.size:
+    if run.labels is None or not counts.any():
         return None
     labels = [clipped(label) for label in run.labels]
     if len(labels) > ROWS:

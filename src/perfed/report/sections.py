@@ -256,7 +256,7 @@ def gain_section(groups: Sequence[Group]) -> Section:
 def label_section(run: Recorded) -> Section | None:
     """Who has which labels; None for a regression."""
     counts = run.train_counts
-    if run.labels is None or not counts.size:
+    if run.labels is None or not counts.any():
         return None
     clients, classes = counts.shape
     if clients <= BUBBLES:

@@ -28,7 +28,9 @@ _STATISTICS = {
 
 def result_table(result: Result) -> Table:
     """One run: both model kinds' scores over the clients."""
-    table = _table(f"{result.method.name}, round {result.rounds}, held-out data of all clients")
+    some, everyone = result.scorer.clients, result.setup.federation.clients
+    whose = "all clients" if some is None else f"{len(some):,} of {everyone:,} clients, at random"
+    table = _table(f"{result.method.name}, round {result.rounds}, held-out data of {whose}")
     table.add_column("model")
     table.add_column("")
     for heading in _STATISTICS.values():

@@ -44,6 +44,8 @@ def mesh(devices: int | None = None) -> Mesh:
     )
     if devices is not None:
         require_count("devices", devices)
+        alone = jax.process_count() == 1
+        require(alone, "devices", devices, "of several hosts all devices are used; leave it out")
     require(devices is None or 1 <= devices <= len(found), "devices", devices, allowed)
     return Mesh(np.array(found[:devices]), (AXIS,))
 

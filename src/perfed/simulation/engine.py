@@ -1,4 +1,4 @@
-"""What an engine does: it takes a setup from round to round, and applies a function to clients."""
+"""What takes a setup from round to round; and what applies a function to its clients, too."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,21 +11,23 @@ from jaxtyping import Array, Int
 from perfed.errors import DivergedError
 from perfed.objective import Params
 from perfed.simulation.setup import Kept, Setup, State, World
+from perfed.simulation.store import KeptAside
 
 # (setup, world, w, what the client keeps, round, client) -> anything made of arrays
 ClientFunction = Callable[[Setup, World, Params, Kept, Int[Array, ""], Int[Array, ""]], Any]
+Clients = Sequence[int] | Int[np.ndarray, " some"]
 # (state, clients or None for all) -> the results, stacked in the order of the clients
-OnClients = Callable[[State, Sequence[int] | None], Any]
+OnClients = Callable[[State, Clients | None], Any]
 # (setups, states, clients or None for all) -> the results of each run
-OnAllRuns = Callable[[Sequence[Setup], Sequence[State], Sequence[int] | None], list[Any]]
+OnAllRuns = Callable[[Sequence[Setup], Sequence[State], Clients | None], list[Any]]
 
 
 class Traffic(NamedTuple):
     """The bytes of all messages of some rounds.
 
     Attributes:
-        cohort: who took part.
-        uplink: what each of them sent.
+        cohort: who took part; a seat that was left empty is -1.
+        uplink: what each of them sent; nothing, if nothing of it counted.
         downlink: what each of them was sent.
     """
 
@@ -43,8 +45,8 @@ class Traffic(NamedTuple):
 Advanced = tuple[State, Traffic] | DivergedError
 
 
-class Engine(ABC):
-    """Runs a setup. All engines give the same results; they differ in speed."""
+class Rounds(ABC):
+    """Takes a setup from round to round, wherever its clients are."""
 
     setup: Setup
 
@@ -75,16 +77,28 @@ class Engine(ABC):
             rounds: how many.
         """
 
+    @property
+    @abstractmethod
+    def aside(self) -> KeptAside | None:
+        """What the run keeps beside its state; None: nothing.
+
+        Runs that do are not computed together, whatever they have in common.
+        """
+
     def nothing_sent(self) -> Traffic:
         """The messages of no rounds."""
         none = np.zeros((0, self.setup.cohort), np.int32)
         return Traffic(none, none, np.zeros(0, np.int32))
 
+
+class Engine(Rounds, ABC):
+    """Runs a setup here. All engines give the same results; they differ in speed."""
+
     def each_client(self, function: ClientFunction) -> OnClients:
         """A function of one client, made into one of many."""
         of_all = self.each_client_of_all(function)
 
-        def run(state: State, clients: Sequence[int] | None = None) -> Any:
+        def run(state: State, clients: Clients | None = None) -> Any:
             return of_all((self.setup,), (state,), clients)[0]
 
         return run

@@ -17,6 +17,7 @@ from perfed.errors import DivergedError, require
 from perfed.simulation.engine import (
     Advanced,
     ClientFunction,
+    Clients,
     Engine,
     OnAllRuns,
     Traffic,
@@ -50,6 +51,11 @@ class Sequential(Engine):
             return getattr(self.setup.with_numbers(numbers), name)(*arguments)
 
         return function
+
+    @property
+    def aside(self) -> None:
+        """All is in the state."""
+        return None
 
     def start(self) -> State:
         """The state before the first round."""
@@ -104,7 +110,7 @@ class Sequential(Engine):
         def compiled(numbers: Numbers, *of_client: Any) -> Any:
             return function(self.setup.with_numbers(numbers), *of_client)
 
-        def one(setup: Setup, state: State, chosen: Sequence[int]) -> Any:
+        def one(setup: Setup, state: State, chosen: Clients) -> Any:
             results = [
                 compiled(
                     setup.numbers(), self._world, state.w, kept_by(i, state.kept), state.round, i
@@ -114,7 +120,7 @@ class Sequential(Engine):
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
         def run(
-            setups: Sequence[Setup], states: Sequence[State], clients: Sequence[int] | None = None
+            setups: Sequence[Setup], states: Sequence[State], clients: Clients | None = None
         ) -> list[Any]:
             chosen = range(self.setup.federation.clients) if clients is None else clients
             require(len(chosen) >= 1, "clients", clients, "name at least one")

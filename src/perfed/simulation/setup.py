@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from perfed.codecs import Codec, Float32, RandomK, Sent, TopK
 from perfed.data import Federation, FlatExamples
@@ -79,10 +79,34 @@ class Rows(NamedTuple):
 
 
 class World(NamedTuple):
-    """All clients' examples, on the devices."""
+    """Clients' examples, on the devices. Here a client is its place among those that are in it.
+
+    Attributes:
+        train: what they learn from.
+        test: what they are scored on; None: nobody asks here.
+        number: the clients' numbers among all there are, which their randomness is drawn by.
+    """
 
     train: Rows
-    test: Rows
+    test: Rows | None
+    number: Int[Array, " clients"]
+
+
+class Due(NamedTuple):
+    """What a client has after its turn, before anything is sent.
+
+    Attributes:
+        weight: the client's weight in the mean.
+        change: what it has to send: its local model minus the one it was sent, and what earlier
+            messages have left out.
+        iterate: its iterate minus the model it was sent, if the method sends one.
+        memory: what it remembers.
+    """
+
+    weight: Float[Array, ""]
+    change: Params
+    iterate: Params | None
+    memory: Memory
 
 
 class Contribution(NamedTuple):
@@ -120,6 +144,7 @@ class Setup:
         sampling: how batches are drawn (`Objective.batches`).
         codec: how clients' changes become messages.
         downlink: how the server's model becomes one, the same for the whole cohort.
+        first: the number of the first client among all there are, where these are only some.
     """
 
     federation: Federation
@@ -131,6 +156,7 @@ class Setup:
     sampling: Sampling = "replacement"
     codec: Codec = _AS_IT_IS
     downlink: Codec = _AS_IT_IS
+    first: int = 0
 
     def __post_init__(self) -> None:
         what = "must be a method, such as FedAvg(), not its class or name"
@@ -226,16 +252,40 @@ class Setup:
             x, y, start, size = map(jnp.asarray, (flat.x, flat.y, flat.start, flat.size))
             return Rows(x, y, start, size, shift_scale)
 
-        return World(rows(self.federation.train), rows(self.federation.test))
+        number = self.first + jnp.arange(self.federation.clients, dtype=jnp.int32)
+        return World(rows(self.federation.train), rows(self.federation.test), number)
+
+    def first_model(self) -> Params:
+        """Fresh parameters."""
+        return self.task.model.init(fold(self.seed, Purpose.INIT))
+
+    def first_kept(self, w: Params) -> Kept:
+        """What a client keeps that has not had a turn."""
+        residual = jax.tree.map(jnp.zeros_like, w) if self.codec.error_feedback else None
+        return Kept(self.method.first_memory(w), residual)
 
     def first_state(self) -> State:
         """Fresh parameters, and the memory of clients that have not had a turn."""
-        w = self.task.model.init(fold(self.seed, Purpose.INIT))
-        residual = jax.tree.map(jnp.zeros_like, w) if self.codec.error_feedback else None
-        kept, n = Kept(self.method.first_memory(w), residual), self.federation.clients
-        shapes = jax.eval_shape(lambda: self.take_turn(self.world(), w, kept, 0, 0))
-        everyones = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), kept)
-        return State(jnp.int32(0), w, everyones, None if shapes.iterate is None else w)
+        w, n = self.first_model(), self.federation.clients
+        everyones = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), self.first_kept(w)
+        )
+        return State(jnp.int32(0), w, everyones, w if self.sends_iterate() else None)
+
+    def sends_iterate(self) -> bool:
+        """Whether clients send an iterate beside their change."""
+        flat, scaling = self.federation.train, self.federation.scaling
+        # Shapes are enough: of a client with one row.
+        x, y = (jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (flat.x, flat.y))
+        one = jax.ShapeDtypeStruct((1,), jnp.int32)
+        own = None if scaling is None else (scaling.shift[:1], scaling.scale[:1])
+
+        def turn(x: Array, y: Array, at: Array) -> Contribution:
+            w = self.first_model()
+            world = World(Rows(x, y, at, at, own), None, at)
+            return self.take_turn(world, w, self.first_kept(w), 0, 0)
+
+        return jax.eval_shape(turn, x, y, one).iterate is not None
 
     def pick_cohort(
         self, round: IntLike, seat: Int[Array, " seats"] | None = None
@@ -253,8 +303,9 @@ class Setup:
         """What the server tells every client of the round."""
         return Turn(jnp.asarray(round), fold(self.seed, Purpose.TURN, round))
 
-    def objective(self, rows: Rows, client: IntLike) -> Objective:
+    def objective(self, rows: Rows | None, client: IntLike) -> Objective:
         """One client's problem on one side of its data."""
+        assert rows is not None, "these rows were not asked for"
         scaling = None
         if rows.scaling is not None:
             shift, scale = rows.scaling
@@ -264,43 +315,60 @@ class Setup:
 
     def broadcast(self, w: Params, round: IntLike) -> Sent:
         """The server's model as the cohort receives it, and the length of the message."""
-        sent = self.downlink.send(fold(self.seed, Purpose.DOWNLINK, round), w)
+        sent = self.downlink.send(self.downlink_key(round), w)
         return sent if self.method.sends else Sent(w, jnp.int32(0))
 
-    def take_turn(
-        self, world: World, w: Params, kept: Kept, round: IntLike, client: IntLike
-    ) -> Contribution:
+    def downlink_key(self, round: IntLike) -> PRNGKeyArray:
+        """The randomness of the server's message."""
+        return fold(self.seed, Purpose.DOWNLINK, round)
+
+    def uplink_key(self, round: IntLike, number: IntLike, message: int) -> PRNGKeyArray:
+        """The randomness of a client's message, 0 for its change and 1 for its iterate."""
+        return jax.random.fold_in(self.client_key(Purpose.UPLINK, round, number), message)
+
+    def client_key(self, purpose: Purpose, round: IntLike, number: IntLike) -> PRNGKeyArray:
+        """The randomness of one client in a round."""
+        return fold(self.seed, purpose, round, number)
+
+    @property
+    def iterate_codec(self) -> Codec:
+        """How iterates are sent: nothing makes up for what a message leaves out, so as if alone."""
+        return replace(self.codec, error_feedback=False)
+
+    def work(self, world: World, w: Params, kept: Kept, round: IntLike, client: IntLike) -> Due:
         """One client's turn in a round, from the model it was sent."""
         objective = self.objective(world.train, client)
-        key = fold(self.seed, Purpose.LOCAL, round, client)
+        key = self.client_key(Purpose.LOCAL, round, world.number[client])
         reply = self.method.local(objective, w, kept.memory, self.turn(round), key)
         due = change(reply.w, w)
         if kept.residual is not None:
             due = changed(due, kept.residual)
-        sent = self._uplink(self.codec, due, round, client, message=0)
-        residual = None if kept.residual is None else change(due, sent.received)
-        iterate, extra = None, jnp.int32(0)
-        if reply.iterate is not None:
-            # Nothing makes up for what this message leaves out, so it is sent as if alone.
-            alone = replace(self.codec, error_feedback=False)
-            iterate, extra = self._uplink(alone, change(reply.iterate, w), round, client, message=1)
+        iterate = None if reply.iterate is None else change(reply.iterate, w)
         weight = objective.examples.size if self.weighting == "size" else 1.0
-        kept = Kept(reply.memory, residual)
-        finite = all_finite((due, sent.received, iterate, kept))
+        return Due(jnp.asarray(weight, float), due, iterate, reply.memory)
+
+    def take_turn(
+        self, world: World, w: Params, kept: Kept, round: IntLike, client: IntLike
+    ) -> Contribution:
+        """One client's turn, and what the server receives of it."""
+        due = self.work(world, w, kept, round, client)
+        number = world.number[client]
+        sent = self.codec.send(self.uplink_key(round, number, 0), due.change)
+        residual = None if kept.residual is None else change(due.change, sent.received)
+        iterate, extra = None, jnp.int32(0)
+        if due.iterate is not None:
+            key = self.uplink_key(round, number, 1)
+            iterate, extra = self.iterate_codec.send(key, due.iterate)
+        kept = Kept(due.memory, residual)
+        finite = all_finite((due.change, sent.received, iterate, kept))
         return Contribution(
-            jnp.asarray(weight, float),
+            due.weight,
             sent.received,
             iterate,
             kept,
             finite,
             sent.bytes + extra if self.method.sends else jnp.int32(0),
         )
-
-    def _uplink(
-        self, codec: Codec, due: Params, round: IntLike, client: IntLike, message: int
-    ) -> Sent:
-        key = fold(self.seed, Purpose.UPLINK, round, client)
-        return codec.send(jax.random.fold_in(key, message), due)
 
     def close_round(
         self, state: State, total: tuple[Float[Array, ""], Params, Params | None], kept: Kept

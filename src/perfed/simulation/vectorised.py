@@ -7,38 +7,31 @@ chunk by chunk, and the devices add up their sums. Nothing returns to the host b
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import ceil, prod
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Int
 
 from perfed.errors import require, require_count
-from perfed.objective import BLOCK
 from perfed.simulation.devices import AXIS, mesh
 from perfed.simulation.engine import (
     Advanced,
     ClientFunction,
+    Clients,
     Engine,
     OnAllRuns,
     Traffic,
     kept_by,
 )
-from perfed.simulation.setup import Contribution, Kept, Numbers, Setup, State, World
-
-# A client at work holds several copies of the model (iterates, gradients) and a block of examples;
-# all the clients that a device vectorises at once should stay below this many bytes of them.
-_COPIES = 8
-_BYTES_AT_ONCE = 512 * 2**20
+from perfed.simulation.layout import Layout
+from perfed.simulation.setup import Numbers, Setup, State, World
+from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, take_turns
 
 # The traffic of a block of rounds comes back with it, so a block is at most so long.
 _LOG = 256
-
-EVERYWHERE = PartitionSpec()
-SHARED_OUT = PartitionSpec(AXIS)
 
 # Of all runs that are computed at once, clients may keep so many bytes in all, models included.
 _BYTES_OF_RUNS = 4 * 2**30
@@ -76,9 +69,18 @@ class Vectorised(Engine):
         return mesh(self.devices)
 
     @cached_property
+    def _layout(self) -> Layout:
+        return Layout(self.setup, self._mesh, self.chunk)
+
+    @cached_property
     def _world(self) -> World:
         world: World = jax.device_put(self.setup.world(), NamedSharding(self._mesh, EVERYWHERE))
         return world
+
+    @property
+    def aside(self) -> None:
+        """All is in the state."""
+        return None
 
     def start(self) -> State:
         """The state before the first round."""
@@ -132,13 +134,12 @@ class Vectorised(Engine):
     def _room(self, state: State) -> int:
         """How many runs are computed side by side."""
         parameters = int(sum(leaf.size for leaf in jax.tree.leaves(state.w)))
-        on_cpu = self._mesh.devices.ravel()[0].platform == "cpu"
-        if on_cpu and parameters >= _SMALL:
+        if self._layout.on_cpu and parameters >= _SMALL:
             return 1
         kept = int(sum(leaf.nbytes for leaf in jax.tree.leaves(state.kept)))
         # Personal models, and the ones before them.
-        models = 2 * self.setup.federation.clients * self._model_bytes
-        return max(1, min(_BYTES_OF_RUNS // (kept + models), self._at_once))
+        models = 2 * self.setup.federation.clients * self._layout.model_bytes
+        return max(1, min(_BYTES_OF_RUNS // (kept + models), self._layout.at_once))
 
     @cached_property
     def _block(self) -> Any:
@@ -148,7 +149,7 @@ class Vectorised(Engine):
             numbers: Sequence[Numbers], world: World, states: Sequence[State], count: Array
         ) -> tuple[list[State], Array, tuple[Array, Array, Array]]:
             runs = len(states)
-            seats = self._layout(self.setup.cohort, runs)[1] * self._mesh.size
+            seats = self._layout.of(self.setup.cohort, runs)[1] * self._mesh.size
             empty = (
                 jnp.zeros((runs, _LOG, seats), jnp.int32),
                 jnp.zeros((runs, _LOG, seats), jnp.int32),
@@ -184,49 +185,21 @@ class Vectorised(Engine):
         """One round as one device sees it; also a client whose update was not finite, if any."""
         nobody = self.setup.federation.clients
         w, downlink = setup.broadcast(state.w, state.round)
-        chunk, seats = self._layout(setup.cohort, runs)
+        chunk, seats = self._layout.of(setup.cohort, runs)
         mine = setup.pick_cohort(
             state.round, jax.lax.axis_index(AXIS) * seats + jnp.arange(seats, dtype=jnp.int32)
         )
-
-        def add_chunk(total: Any, clients: Int[Array, " chunk"]) -> tuple[Any, Any]:
-            present = clients < nobody
-            own = kept_by(jnp.minimum(clients, nobody - 1), state.kept)
-            given: Contribution = jax.vmap(setup.take_turn, in_axes=(None, None, 0, None, 0))(
-                world, w, own, state.round, jnp.minimum(clients, nobody - 1)
-            )
-            weight = jnp.where(present, given.weight, 0.0)
-
-            def weighted_sum(leaf: Array) -> Array:
-                # An empty seat repeats some client's work; what it gives is thrown away here.
-                leaf = jnp.where(_like(present, leaf), leaf, 0.0)
-                return jnp.sum(_like(weight, leaf).astype(leaf.dtype) * leaf, axis=0)
-
-            sums = jax.tree.map(weighted_sum, (given.change, given.iterate))
-            culprit = jnp.where(present & ~given.finite, clients, nobody).min()
-            total = jax.tree.map(jnp.add, total, (weight.sum(), *sums))
-            return total, (given.kept, culprit, given.bytes)
-
-        zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (state.w, state.iterate)))
-        total, (kept, culprits, uplink) = jax.lax.scan(add_chunk, zeros, mine.reshape(-1, chunk))
-        total = jax.lax.psum(total, AXIS)
-        culprit = jax.lax.pmin(culprits.min(), AXIS)
-
-        good = culprit == nobody
+        present, clients = mine < nobody, jnp.minimum(mine, nobody - 1)
+        share = take_turns(setup, world, state, w, clients, present, chunk)
+        after, culprit = meet(setup, state, share)
         cohort = jax.lax.all_gather(mine, AXIS, tiled=True)
-        written = jnp.where(good, cohort, nobody)
+        written = jnp.where(culprit == nobody, cohort, nobody)
 
         def write(everyones: Array, new: Array) -> Array:
-            new = jax.lax.all_gather(new, AXIS).reshape(-1, *everyones.shape[1:])
-            return everyones.at[written].set(new, mode="drop")
+            return everyones.at[written].set(jax.lax.all_gather(new, AXIS, tiled=True), mode="drop")
 
-        everyones = jax.tree.map(write, state.kept, kept)
-        nothing = Kept(None, None)
-        after = setup.close_round(state, total, nothing)
-        after = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), after, state._replace(kept=nothing)
-        )
-        traffic = (cohort, jax.lax.all_gather(uplink.ravel(), AXIS, tiled=True), downlink)
+        everyones = jax.tree.map(write, state.kept, share.kept)
+        traffic = (cohort, jax.lax.all_gather(share.uplink, AXIS, tiled=True), downlink)
         return after._replace(kept=everyones), culprit, traffic
 
     def each_client_of_all(self, function: ClientFunction) -> OnAllRuns:
@@ -239,7 +212,7 @@ class Vectorised(Engine):
             clients: Int[Array, " seats"],
         ) -> list[Any]:
             runs = len(states)
-            chunk, _ = self._layout(len(clients) * self._mesh.size, runs)
+            chunk, _ = self._layout.of(len(clients) * self._mesh.size, runs)
 
             def one(numbers: Numbers, state: State, client: Int[Array, ""]) -> Any:
                 own = kept_by(client, state.kept)
@@ -258,7 +231,7 @@ class Vectorised(Engine):
         sizes = self.setup.federation.train.size
 
         def run(
-            setups: Sequence[Setup], states: Sequence[State], clients: Sequence[int] | None = None
+            setups: Sequence[Setup], states: Sequence[State], clients: Clients | None = None
         ) -> list[Any]:
             chosen = np.arange(len(sizes)) if clients is None else np.asarray(clients)
             require(len(chosen) >= 1, "clients", clients, "name at least one")
@@ -271,7 +244,7 @@ class Vectorised(Engine):
             setups: Sequence[Setup], states: Sequence[State], chosen: Int[np.ndarray, " clients"]
         ) -> list[Any]:
             numbers = [setup.numbers() for setup in setups]
-            _, seats = self._layout(len(chosen), len(setups))
+            _, seats = self._layout.of(len(chosen), len(setups))
             all_seats = seats * self._mesh.size
             # By size, so that clients of one chunk take about as long; dealt like cards.
             order = np.argsort(sizes[chosen], kind="stable")
@@ -285,26 +258,6 @@ class Vectorised(Engine):
             return ordered
 
         return run
-
-    @property
-    def _model_bytes(self) -> int:
-        leaves = jax.tree.leaves(self.setup.model_shape())
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-    @property
-    def _at_once(self) -> int:
-        """How many clients a device takes at once, of all runs together."""
-        block = BLOCK * 4 * prod(self.setup.federation.example_shape)
-        fitting = _BYTES_AT_ONCE // (_COPIES * self._model_bytes + 2 * block)
-        return self.chunk or max(1, fitting)
-
-    def _layout(self, clients: int, runs: int) -> tuple[int, int]:
-        """How many of so many clients a device takes at once, and how many seats it has in all."""
-        share = ceil(clients / self._mesh.size)
-        limit = max(1, self._at_once // runs)
-        chunks = ceil(share / limit)
-        chunk = ceil(share / chunks)
-        return chunk, chunk * chunks
 
     def _on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
         return jax.jit(
@@ -334,8 +287,3 @@ def _stacked(trees: Sequence[Any]) -> Any:
 def _unstacked(tree: Any) -> list[Any]:
     runs = len(jax.tree.leaves(tree)[0])
     return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(runs)]
-
-
-def _like(vector: Array, leaf: Array) -> Array:
-    """A vector over clients, shaped to multiply a leaf whose first axis they are."""
-    return vector.reshape(-1, *[1] * (leaf.ndim - 1))

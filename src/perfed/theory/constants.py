@@ -21,7 +21,7 @@ from scipy.linalg import eigh_tridiagonal
 
 from perfed.errors import DivergedError, require_count
 from perfed.objective import Batch, Objective, Params
-from perfed.randomness import Purpose, fold, permuted
+from perfed.randomness import Purpose, permuted
 from perfed.simulation import Engine, State
 from perfed.simulation.engine import ClientFunction
 from perfed.simulation.setup import HINT, Kept, Setup, World
@@ -226,7 +226,9 @@ def _gradients(count: int) -> ClientFunction:
             own = flat(objective.grad(w, Batch(z[None])))
             return jnp.sum((own - mean) ** 2), jnp.linalg.norm(own)
 
-        squares, norms = jax.lax.map(of_example, _sample(setup, objective, client, count))
+        squares, norms = jax.lax.map(
+            of_example, _sample(setup, objective, world.number[client], count)
+        )
         return _Gradients(objective.loss(w), mean, squares, norms)
 
     return of_client
@@ -240,7 +242,9 @@ def _spectrum(steps: int) -> ClientFunction:
     ) -> tuple[Array, Array]:
         objective = setup.objective(world.train, client)
         at, shaped = ravel_pytree(w)
-        start = jax.random.normal(fold(setup.seed, Purpose.THEORY, 0, client), at.shape)
+        start = jax.random.normal(
+            setup.client_key(Purpose.THEORY, 0, world.number[client]), at.shape
+        )
         return lanczos(lambda v: flat(objective.hvp(w, shaped(v))), start, steps)
 
     return of_client
@@ -254,7 +258,9 @@ def _hessian_noise(count: int, steps: int) -> ClientFunction:
     ) -> tuple[Array, Array]:
         objective = setup.objective(world.train, client)
         at, shaped = ravel_pytree(w)
-        starts = jax.random.normal(fold(setup.seed, Purpose.THEORY, 1, client), (count, *at.shape))
+        starts = jax.random.normal(
+            setup.client_key(Purpose.THEORY, 1, world.number[client]), (count, *at.shape)
+        )
 
         def of_example(z: Int[Array, ""], start: Float[Array, " p"]) -> tuple[Array, Array]:
             def difference(v: Float[Array, " p"]) -> Float[Array, " p"]:
@@ -263,7 +269,8 @@ def _hessian_noise(count: int, steps: int) -> ClientFunction:
 
             return lanczos(difference, start, steps)
 
-        return jax.vmap(of_example)(_sample(setup, objective, client, count), starts)
+        some = _sample(setup, objective, world.number[client], count)
+        return jax.vmap(of_example)(some, starts)
 
     return of_client
 
@@ -292,7 +299,7 @@ def _third(starts: int, steps: int) -> ClientFunction:
 
             return jnp.max(jax.lax.scan(step, u, length=steps)[1])
 
-        key = fold(setup.seed, Purpose.THEORY, 2, client)
+        key = setup.client_key(Purpose.THEORY, 2, world.number[client])
         return jnp.max(jax.lax.map(climb, jax.random.normal(key, (starts, *at.shape))))
 
     return of_client
@@ -457,11 +464,11 @@ def _largest(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _sample(
-    setup: Setup, objective: Objective, client: Array, count: int
+    setup: Setup, objective: Objective, number: Array, count: int
 ) -> Int[Array, " examples"]:
     """Positions of different examples; a client with fewer repeats them from its first on."""
     n = objective.examples.size
-    key = fold(setup.seed, Purpose.THEORY, 3, client)
+    key = setup.client_key(Purpose.THEORY, 3, number)
     return permuted(key, jnp.arange(count) % n, n)
 
 

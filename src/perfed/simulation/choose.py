@@ -1,0 +1,57 @@
+"""Which engine: all data on the devices, or read as they are needed."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import jax
+
+from perfed.simulation.devices import mesh
+from perfed.simulation.engine import Engine
+from perfed.simulation.hosts import several
+from perfed.simulation.setup import Setup
+from perfed.simulation.streamed import Streamed
+from perfed.simulation.vectorised import Vectorised
+
+# All clients' examples and what they keep may take this part of the memory.
+_PART_OF_MEMORY: Final = 4
+
+
+def engine_for(
+    setup: Setup,
+    devices: int | None = None,
+    chunk: int | None = None,
+    store: Path | None = None,
+) -> Engine:
+    """The fast engine if all fits into memory, or else the one that reads what it needs.
+
+    On several hosts it is the latter, so that each reads the rows of its own clients only.
+
+    Args:
+        setup: what is simulated.
+        devices: how many devices; None: all.
+        chunk: at most so many clients at once on a device; None: chosen by memory.
+        store: the folder for what clients keep, if it is not kept in memory.
+    """
+    if several() or resident_bytes(setup, devices) > _room():
+        return Streamed(setup, devices, chunk, store)
+    return Vectorised(setup, devices, chunk)
+
+
+def resident_bytes(setup: Setup, devices: int | None = None) -> int:
+    """What all examples, and what all clients keep, take on the devices of a memory."""
+    federation = setup.federation
+    rows = sum(a.nbytes for part in (federation.train, federation.test) for a in (part.x, part.y))
+    kept = jax.eval_shape(lambda: setup.first_kept(setup.first_model()))
+    a_client = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+    # A CPU's devices share one memory, in which each has all of it.
+    copies = mesh(devices).size if jax.default_backend() == "cpu" else 1
+    return int(copies * (rows + federation.clients * a_client))
+
+
+def _room() -> int:
+    limits = jax.local_devices()[0].memory_stats() or {}
+    total = limits.get("bytes_limit")
+    if total is None or jax.default_backend() == "cpu":
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(total) // _PART_OF_MEMORY

@@ -1,0 +1,454 @@
+"""A client of a federation, and the server's rounds with such clients, without the network.
+
+The clients are the real ones, with files and folders of their own; what stands in for Flower is a
+grid that hands messages over. `test_flower_federation` has the same with real processes.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from federations import NAMES, distance, params, settings, simulated, write_clients
+from perfed.codecs import Float32
+from perfed.errors import ConfigError, DataError
+from perfed.experiment import Config
+from perfed.experiment.adapt import client_rows, load_model
+from perfed.experiment.simulate import Result, run
+from perfed.flower.client import Client, own_data
+from perfed.flower.clients import Clients
+from perfed.flower.conversation import TYPES, Conversation, blob_of, record
+from perfed.flower.home import KEPT, Home
+from perfed.flower.plan import Plan, federated
+from perfed.flower.remote import Remote, RemoteScorer, TooFewError
+from perfed.flower.wire import Change, Hello, Introduction, Scored, Turn, packed, unpacked
+
+FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
+PFEDME = {"name": "pfedme", "lam": 15.0, "eta": 0.05, "local_rounds": 3, "batch": 5, "beta": 1.5}
+
+
+class HandedOver(Grid):
+    """Clients in this process; a test can make a node's answers fail or vanish."""
+
+    def __init__(self, clients: dict[int, Client]) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.clients, self.replies = clients, dict[str, Message]()
+        self.down: set[int] = set()
+        self.lost: set[tuple[int, str]] = set()  # (node, group): the answer gets lost on its way
+        self.seen: list[bytes] = []
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [
+            NodeInfo(node_id=node, public_key=f"key {node}".encode())
+            for node in self.clients
+            if node not in self.down
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        kinds = {flower: ours for ours, flower in TYPES.items()}
+        for message in messages:
+            node, group = message.metadata.dst_node_id, message.metadata.group_id
+            id = f"{len(self.replies)}-{node}"
+            message.metadata.__dict__["_message_id"] = id
+            try:
+                kind = kinds[message.metadata.message_type]
+                blob = self.clients[node].answer(blob_of(message.content), kind)
+                self.seen.append(blob)
+                reply = Message(record(blob), reply_to=message)
+            except Exception as error:
+                reply = Message(Error(2, str(error)), reply_to=message)
+            if (node, group) not in self.lost:
+                self.replies[id] = reply
+            else:
+                self.replies[id + "-lost"] = reply
+            ids.append(id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.replies.pop(id) for id in list(message_ids) if id in self.replies]
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        raise NotImplementedError
+
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_clients(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def client_of(data: Path, name: str) -> Client:
+    file = next(data.glob(f"{name}.*"))
+    return Client(Home(data.parent / "homes" / name), file)
+
+
+def remote_of(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> Remote:
+    """The server's side of a run, with everyone greeted."""
+    config = Config.checked(values)
+    told = federated(config)
+    keys = {name: f"key {i}".encode() for i, name in enumerate(NAMES)}
+    say = (said if said is not None else []).append
+    clients = Clients(Conversation(grid), "trial-1", told, NAMES, keys, 30.0, say)
+    clients.gather(3)
+    labels = values["data"].get("labels")
+    federation = clients.federation(None if labels is None else tuple(labels))
+    return Remote(config.build_setup(federation), clients, config.federation)
+
+
+def federated_run(values: dict[str, Any], data: Path, said: list[str] | None = None) -> Result:
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(values, grid, said)
+    config = Config.checked(values)
+    scorer = RemoteScorer(remote, config.score_training)
+    return run(remote, config.rounds, config.scored_every, scorer=scorer)
+
+
+def own_model(data: Path, name: str) -> dict[str, np.ndarray]:
+    return params(data.parent / "homes" / name / "trial-1" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        (FEDAVG, {}),
+        (FEDAVG, {"weighting": "size", "sampling": "epochs", "cohort": 2}),
+        (FEDAVG, {"codec": {"name": "low-precision", "levels": 3, "error_feedback": True}}),
+        (FEDAVG, {"codec": {"name": "top-k", "fraction": 0.3, "error_feedback": True}}),
+        (FEDAVG, {"codec": {"name": "float32", "downlink": {"name": "float16"}}}),
+        ({"name": "fedpaq", "lr": 0.1, "tau": 3, "batch": 5, "s": 2, "r": 2}, {}),
+        ({"name": "per-fedavg", "variant": "hf", "alpha": 0.05, "beta": 0.1, "tau": 3}, {}),
+        (
+            {"name": "per-fedavg", "variant": "exact", "tau": 3, "send_iterate": True},
+            {"codec": {"name": "low-precision", "levels": 9}},
+        ),
+        (PFEDME, {"model": {"name": "mlr", "l2": 0.01}, "score_training": True}),
+        ({"name": "local", "lr": 0.1, "tau": 3}, {}),
+    ],
+    ids=lambda value: value["name"] if "name" in value else "-".join(value) or "plain",
+)
+def test_a_federation_ends_where_the_simulation_ends(
+    data: Path, method: dict[str, Any], more: dict[str, Any]
+) -> None:
+    values = settings(data, method, **more)
+    if "r" in method:
+        values.pop("cohort")
+    due, found = simulated(values), federated_run(values, data)
+    assert distance(flat(found.global_model), flat(due.global_model)) < 1e-6
+    for i, name in enumerate(NAMES):
+        assert distance(own_model(data, name), flat(due.personal_model(i))) < 1e-6
+    for kind, scores in due.scores.items():
+        assert set(scores.values) == set(found.scores[kind].values)
+        for score, each in scores.values.items():
+            np.testing.assert_allclose(found.scores[kind].values[score], each, rtol=2e-5)
+    np.testing.assert_array_equal(found.traffic.uplink, due.traffic.uplink)
+    np.testing.assert_array_equal(found.traffic.cohort, due.traffic.cohort)
+    np.testing.assert_array_equal(found.traffic.downlink, due.traffic.downlink)
+    if due.iterate is not None:
+        assert distance(flat(found.iterate), flat(due.iterate)) < 1e-6
+
+
+def flat(tree: Any) -> dict[str, np.ndarray]:
+    from perfed.experiment.saved import named_leaves
+
+    return named_leaves(tree, "params.")
+
+
+def hello(client: Client, values: dict[str, Any], experiment: str = "trial-1") -> Introduction:
+    told = Hello(experiment=experiment, config=federated(Config.checked(values)), name="client-0")
+    return unpacked(client.answer(packed(told), "hello"), Introduction)[0]
+
+
+def turn(client: Client, w: Any, round: int, counted: int) -> tuple[bytes, Change]:
+    asked = Turn(experiment="trial-1", round=round, number=0, counted=counted)
+    message = Float32().encode(jax.random.key(0), w)
+    answer = client.answer(packed(asked, message), "turn")
+    return answer, unpacked(answer, Change)[0]
+
+
+@pytest.fixture
+def pfedme(data: Path) -> tuple[Client, dict[str, Any], Any]:
+    values = settings(data, PFEDME)
+    client = client_of(data, "client-0")
+    hello(client, values)
+    return client, values, Config.checked(values).build().setup.first_state().w
+
+
+def test_what_is_kept_advances_only_when_the_answer_counted(data: Path) -> None:
+    codec = {"name": "low-precision", "levels": 1, "error_feedback": True}
+    values = settings(data, FEDAVG, codec=codec)
+    client = client_of(data, "client-0")
+    hello(client, values)
+    w = Config.checked(values).build().setup.first_state().w
+    first, _ = turn(client, w, 0, -1)
+    again, _ = turn(client, w, 0, -1)  # asked once more: the server never heard it
+    assert again == first
+    counted, _ = turn(client, w, 1, 0)
+    client = client_of(data, "client-0")  # a new process
+    assert turn(client, w, 1, 0)[0] == counted
+    # Round 1 did not count; round 2 goes on from what was kept after round 0.
+    lost, _ = turn(client, w, 2, 0)
+    client = client_of(data, "client-0")
+    assert turn(client, w, 2, 0)[0] == lost
+    # What is kept makes a difference; and a server that goes back too far is told so.
+    homes = data.parent / "homes"
+    shutil.copytree(homes, data.parent / "copy")
+    heard, _ = turn(client, w, 3, 2)
+    with pytest.raises(DataError, match="went back"):
+        turn(client, w, 3, 0)
+    shutil.rmtree(homes)
+    (data.parent / "copy").rename(homes)
+    assert turn(client_of(data, "client-0"), w, 3, 0)[0] != heard
+
+
+def _like(client: Client) -> Any:
+    work = client._known["trial-1"]
+    return jax.tree.map(lambda leaf: leaf[0], work.first.kept)
+
+
+def test_a_full_disk_loses_nothing(data: Path, pfedme: tuple[Client, dict[str, Any], Any]) -> None:
+    client, _, w = pfedme
+    turn(client, w, 0, -1)
+    folder = client.home.of("trial-1")
+    before = (folder / KEPT).read_bytes()
+    (folder / f"{KEPT}.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        turn(client, w, 1, 0)
+    assert (folder / KEPT).read_bytes() == before
+    (folder / f"{KEPT}.partial").unlink()
+    answer, _ = turn(client, w, 1, 0)
+    fresh = client_of(data, "client-0")
+    assert turn(fresh, w, 1, 0)[0] == answer
+
+
+def test_a_damaged_memory_is_refused(pfedme: tuple[Client, dict[str, Any], Any]) -> None:
+    client, _, w = pfedme
+    turn(client, w, 0, -1)
+    path = client.home.of("trial-1") / KEPT
+    broken = bytearray(path.read_bytes())
+    broken[-3] ^= 1
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match=r"damaged.*remove it"):
+        turn(client, w, 1, 0)
+    path.unlink()
+    turn(client, w, 1, 0)
+
+
+def test_an_experiment_has_to_be_begun(data: Path, pfedme: tuple[Client, Any, Any]) -> None:
+    client, values, w = pfedme
+    other = client_of(data, "client-1")
+    with pytest.raises(DataError, match="no such experiment here"):
+        turn(other, w, 0, -1)
+    changed = settings(data, PFEDME | {"lam": 16.0})
+    with pytest.raises(DataError, match="begun here with other settings"):
+        hello(client, changed)
+    hello(client, values)
+    assert hello(client, changed, "trial-2").train == 20
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/b", ".", "a\0b", "x" * 121, ""])
+def test_an_experiments_name_cannot_lead_out_of_the_home(data: Path, name: str) -> None:
+    client = client_of(data, "client-0")
+    with pytest.raises((DataError, ValueError)):
+        client.home.of(name)
+    assert not (data.parent / "out").exists()
+
+
+def test_the_answers_hold_nothing_that_stays_with_the_client(data: Path) -> None:
+    values = settings(data, PFEDME)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(values, grid)
+    run(remote, 3, 1, scorer=RemoteScorer(remote, False))
+    said = b"".join(grid.seen)
+    for i, name in enumerate(NAMES):
+        theta = jax.tree.leaves(grid.clients[i].home.recall("trial-1", _like(grid.clients[i])))
+        own = [*own_model(data, name).values(), *(np.asarray(leaf) for leaf in theta[1:])]
+        rows = np.load(data / f"{name}.npz")
+        own += [rows["x"][:1], rows["x_test"][:1]]
+        for array in own:
+            assert array.astype("<f4").tobytes()[:16] not in said
+    # What is sent can be found in this way.
+    reply = next(blob for blob in grid.seen if b'"kind":"change"' in blob)
+    assert unpacked(reply, Change)[1][0][-16:] in said
+
+
+def test_a_client_away_gives_its_seat_to_the_next(data: Path) -> None:
+    values = settings(data, FEDAVG, cohort=2, rounds=6)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(values, grid)
+    state = remote.start()
+    full = [sorted(remote._cohort(k)) for k in range(6)]
+    grid.down = {1}
+    remote.clients.look()
+    assert [sorted(remote._cohort(k)) for k in range(6)] == [[0, 2]] * 6
+    state, traffic = remote.record(state, 1)
+    assert sorted(traffic.cohort[0]) == [0, 2]
+    grid.down = {1, 2}
+    remote.clients.look()
+    assert remote._cohort(0) == [0]
+    grid.down = set()
+    remote.clients.look()
+    assert [sorted(remote._cohort(k)) for k in range(6)] == full
+
+
+def test_partial_answers_are_averaged_and_too_few_stop_the_run(data: Path) -> None:
+    values = settings(data, FEDAVG, federation={"attempts": 2, "minimum": 2})
+    said: list[str] = []
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(values, grid, said)
+    setup = Config.checked(values).build().setup
+    first = remote.start()
+    grid.lost, remote.clients.timeout = {(1, "turn 0")}, 3.0
+    state, traffic = remote.record(first, 1)
+    world, w = setup.world(), first.w
+    kept = jax.tree.map(lambda leaf: leaf[0], setup.first_state().kept)
+    changes = [setup.take_turn(world, w, kept, 0, i).change for i in (0, 2)]
+    due = jax.tree.map(lambda w, a, b: w + (a + b) / 2, w, *changes)
+    assert distance(flat(state.w), flat(due)) < 1e-6
+    sent = dict(zip(traffic.cohort[0].tolist(), traffic.uplink[0].tolist(), strict=True))
+    assert sent[1] == 0
+    assert sent[0] == sent[2] > 0
+    assert any("client-1 does not count: no answer within" in line for line in said)
+    np.testing.assert_array_equal(state.kept.memory, [0, -1, 0])
+    grid.lost = {(0, "turn 1"), (1, "turn 1")}
+    with pytest.raises(TooFewError, match=r"fewer than 2 answers count after 2 attempts.*client-0"):
+        remote.record(state, 1)
+
+
+def test_a_removed_home_is_greeted_anew(data: Path) -> None:
+    values = settings(data, PFEDME)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    said: list[str] = []
+    remote = remote_of(values, grid, said)
+    state, _ = remote.record(remote.start(), 1)
+    home = data.parent / "homes" / "client-2" / "trial-1"
+    for file in home.iterdir():
+        file.unlink()
+    home.rmdir()
+    grid.clients[2] = client_of(data, "client-2")
+    state, traffic = remote.record(state, 1)
+    assert any("client-2 does not count" in line for line in said)
+    state, traffic = remote.record(state, 1)
+    assert (traffic.uplink[0] > 0).all()
+
+
+def test_own_models_predict(data: Path) -> None:
+    values = settings(data, PFEDME)
+    values["data"]["standardise"] = "client"
+    federated_run(values, data)
+    file = data.parent / "homes" / "client-0" / "trial-1" / "model.safetensors"
+    model = load_model(file)
+    rows = client_rows(model.uses, data / "client-0.npz")
+    result = simulated(values)
+    np.testing.assert_array_equal(model.predict(rows.x), result.predict(0, rows.x))
+
+
+def test_a_regression_and_a_table(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    rng = np.random.default_rng(3)
+    for i, name in enumerate(NAMES):
+        x = rng.normal(size=(30, 2))
+        y = x @ [1.0, -2.0] + 0.3 * i
+        part = np.where(np.arange(30) < 24, "train", "test")
+        lines = [
+            "a,b,label,part",
+            *(f"{r[0]},{r[1]},{v},{p}" for r, v, p in zip(x, y, part, strict=True)),
+        ]
+        (data / f"{name}.csv").write_text("\n".join(lines))
+    values = settings(data, FEDAVG | {"lr": 0.05})
+    values["data"] = {"source": "folder", "root": str(data), "task": "regression", "part": "part"}
+    due, found = simulated(values), federated_run(values, data)
+    assert distance(flat(found.global_model), flat(due.global_model)) < 1e-6
+    for name in ("r2", "rmse", "loss"):
+        values_ = found.scores["personalized"].values[name]
+        np.testing.assert_allclose(values_, due.scores["personalized"].values[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data_settings", "named"),
+    [
+        ({"source": "digits", "split": "dirichlet"}, "data.source"),
+        ({"source": "folder", "root": "."}, "data.labels"),
+        ({"source": "folder", "root": ".", "labels": ["a", "b"], "standardise": "feature"},
+         "data.standardise"),
+        ({"source": "folder", "root": ".", "task": "regression", "standardise_target": True},
+         "data.standardise_target"),
+    ],
+)  # fmt: skip
+def test_what_takes_all_data_in_one_place_is_refused(
+    tmp_path: Path, data_settings: dict[str, Any], named: str
+) -> None:
+    values = settings(tmp_path, FEDAVG) | {"data": data_settings}
+    with pytest.raises(ConfigError, match=named):
+        Plan.begun(Config.checked(values), tmp_path / "run", 3, NAMES)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_client_reads_no_file_but_its_own(data: Path) -> None:
+    values = settings(Path("/etc"), FEDAVG)
+    config = Config.checked(values)
+    own = own_data(config, data / "client-0.npz", "me")
+    assert own.names == ("me",)
+    assert int(own.train.size[0]) == 20
+    told = federated(config)
+    assert "/etc" not in json.dumps(told)
+    assert str(Path.cwd()) not in json.dumps(told)
+
+
+def test_clients_must_be_alike(data: Path) -> None:
+    with np.load(data / "client-2.npz") as old:
+        arrays = {k: v[:, :5] if k.startswith("x") else v for k, v in old.items()}
+    np.savez(data / "client-2.npz", **arrays)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    with pytest.raises(
+        ConfigError, match=r"client-2: the shape of its inputs is \(5,\), but \(6,\)"
+    ):
+        remote_of(settings(data, FEDAVG), grid)
+
+
+def test_scores_of_a_client_that_is_away_are_not_defined(data: Path) -> None:
+    values = settings(data, FEDAVG)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(values, grid)
+    scorer = RemoteScorer(remote, False)
+    grid.down = {1}
+    (evaluation,) = scorer.score_all([scorer], [remote.start()])
+    accuracy = evaluation.scores["global"].accuracy  # type: ignore[union-attr]
+    np.testing.assert_array_equal(np.isnan(accuracy), [False, True, False])
+    assert np.isfinite(evaluation.scores["global"].summary()["accuracy"].mean)  # type: ignore[union-attr]
+
+
+def test_the_home_must_be_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--home"):
+        Home(tmp_path / "file" / "home")
+
+
+def test_messages_say_what_they_are() -> None:
+    blob = packed(Scored(experiment="x", round=1, scores={"global": {"loss": None}}))
+    assert unpacked(blob, Scored)[0].scores == {"global": {"loss": None}}
+    assert len(packed(Change(experiment="trial-1", round=100), b"x" * 100)) < 100 + 100

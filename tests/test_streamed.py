@@ -1,0 +1,420 @@
+"""A federation that is read as it is needed gives what one in memory gives, in bounded memory."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from perfed import (
+    MLP,
+    Config,
+    DataError,
+    DivergedError,
+    FedAvg,
+    Federation,
+    FieldError,
+    Local,
+    LowPrecision,
+    PerFedAvg,
+    PFedMe,
+    Setup,
+    Task,
+    TopK,
+    Vectorised,
+    load,
+    simulate,
+)
+from perfed.data import FederationWriter, FlatExamples, store
+from perfed.evaluation import Evaluator, sample_of
+from perfed.experiment.recording import Recording
+from perfed.experiment.rundir import read_run
+from perfed.simulation import Kept, Streamed, engine_for
+from perfed.simulation import choose as chooser
+from perfed.simulation import reader as reading
+from perfed.simulation import store as storing
+from perfed.simulation.store import ClientStore
+from test_engines import assert_close
+from test_recording import same, started
+
+PFEDME = PFedMe(local_rounds=2, inner_start="kept", inner_steps=3, inner_lr=0.05, batch=8)
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Uneven clients, whose inputs are each scaled by their own data."""
+    root = tmp_path_factory.mktemp("stored") / "digits"
+    data = load("digits", clients=12, split="dirichlet", seed=1, standardise="client")
+    store(data, root)
+    return load("stored", root=str(root))
+
+
+def make(data: Federation, method: Any, **options: Any) -> Setup:
+    options = {"cohort": 5, "seed": 4} | options
+    return Setup(data, Task(MLP(64, 10, (16,))), method, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (FedAvg(lr=0.05, tau=3, batch=8), {"weighting": "size", "sampling": "epochs"}),
+        (PerFedAvg("hf", alpha=0.05, beta=0.05, tau=2, batch=8, send_iterate=True), {}),
+        (PFEDME, {"codec": TopK(0.3, error_feedback=True), "downlink": LowPrecision(15)}),
+        (Local(lr=0.05, tau=3, batch="full"), {}),
+    ],
+    ids=["fedavg", "per-fedavg", "pfedme", "local"],
+)
+def test_as_if_all_were_in_memory(
+    on_disk: Federation, method: Any, options: dict[str, Any]
+) -> None:
+    """Model, messages, personal models and scores; any devices, chunks and parts of a run."""
+    setup = make(on_disk, method, **options)
+    whole = Vectorised(setup)
+    expected, sent = whole.record(whole.start(), 5)
+    scores = Evaluator(whole, keep_models=True)(expected)
+    for engine, parts in ((Streamed(setup), (5,)), (Streamed(setup, 1, 2), (1, 3, 1))):
+        state, traffic = engine.start(), []
+        for part in parts:
+            state, more = engine.record(state, part)
+            traffic.append(more)
+        assert_close((state.w, state.iterate), (expected.w, expected.iterate))
+        for got, due in zip(zip(*traffic, strict=True), sent, strict=True):
+            np.testing.assert_array_equal(np.concatenate(got), due)
+        found = Evaluator(engine, keep_models=True)(state)
+        assert_close(found.models, scores.models)
+        for kind, score in found.scores.items():
+            np.testing.assert_allclose(score.loss, scores.scores[kind].loss, rtol=1e-4)
+
+
+def test_only_the_rows_of_the_cohort_are_read(
+    on_disk: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cohort by cohort, two of them ahead; and nobody's held-out rows."""
+    read: list[tuple[int, int]] = []
+    copy = reading._Source.copy
+
+    def watched(self: Any, starts: list[int], sizes: list[int], to: np.ndarray) -> None:
+        read.extend(zip(starts, sizes, strict=True))
+        copy(self, starts, sizes, to)
+
+    monkeypatch.setattr(reading._Source, "copy", watched)
+    setup = make(on_disk, FedAvg(tau=1), cohort=3)
+    engine = Streamed(setup)
+    _, traffic = engine.record(engine.start(), 2)
+    engine._pool.shutdown()
+    train = on_disk.train
+    ahead = [int(i) for round in (2, 3) for i in setup.pick_cohort(round)]
+    due = [(int(train.start[i]), int(train.size[i])) for i in (*traffic.cohort.ravel(), *ahead)]
+    assert sorted(read) == sorted(2 * due)  # inputs and labels
+
+
+def test_files_that_change_under_a_run_are_noticed(tmp_path: Path) -> None:
+    store(load("digits", clients=4), tmp_path / "d")
+    engine = Streamed(make(load("stored", root=str(tmp_path / "d")), FedAvg(tau=1), cohort=4))
+    os.truncate(tmp_path / "d" / "train_x.bin", 4096)
+    with pytest.raises(DataError, match=r"train_x\.bin has become shorter"):
+        engine.advance(engine.start(), 1)
+
+
+@pytest.mark.parametrize("method", [FedAvg(lr=1e30, tau=5), PFedMe(lam=1.0, eta=1e30, batch=5)])
+def test_divergence_is_named_as_in_memory(on_disk: Federation, method: Any) -> None:
+    said = []
+    for kind in (Vectorised, Streamed):
+        engine = kind(make(on_disk, method))
+        with pytest.raises(DivergedError) as error:
+            engine.advance(engine.start(), 20)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def test_what_does_not_fit_is_streamed(
+    on_disk: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = make(on_disk, PFEDME)
+    assert isinstance(engine_for(setup), Vectorised)
+    needed = chooser.resident_bytes(setup, 2)
+    rows = sum(part.x.nbytes + part.y.nbytes for part in (on_disk.train, on_disk.test))
+    theta = 4 * (64 * 16 + 16 + 16 * 10 + 10)
+    assert needed == 2 * (rows + 12 * theta)  # on each of two devices
+    monkeypatch.setattr(chooser, "_room", lambda: needed)
+    assert isinstance(engine_for(setup), Vectorised)
+    monkeypatch.setattr(chooser, "_room", lambda: needed - 1)
+    assert isinstance(engine_for(setup), Streamed)
+    told = Federation.told(["a"], [3], [1], (64,), "float32", ("0", "1"))
+    with pytest.raises(FieldError, match="not here to be read"):
+        Streamed(make(told, PFEDME, cohort=1))
+
+
+# What clients keep.
+
+FIRST = Kept({"a": np.array([1, 2, 3], np.float32), "b": np.array(7, np.int32)}, None)
+
+
+def kept(*values: int) -> Kept:
+    numbers = np.array(values, np.int32)
+    return Kept({"a": np.repeat(numbers[:, None], 3, 1).astype(np.float32), "b": numbers}, None)
+
+
+def clients_of(store: ClientStore, n: int = 6) -> list[int]:
+    memory: Any = store.read(np.arange(n)).memory
+    assert ((memory["a"] == memory["b"][:, None]) | (memory["b"] == 7)[:, None]).all()
+    return [int(v) for v in memory["b"]]
+
+
+def test_a_store_goes_back_to_any_round_since_the_last_checkpoint(tmp_path: Path) -> None:
+    """Whatever was on the disk when it was left; and not beyond the checkpoint."""
+    first = ClientStore(tmp_path / "s", 6, FIRST)
+    np.testing.assert_array_equal(first.read(np.array([4])).memory["a"], [[1, 2, 3]])
+    stages = [clients_of(first)]
+    for round, clients in enumerate(([0, 1], [1, 2], [5, 0], [1, 3])):
+        first.write(round, np.array(clients), kept(*(10 * round + c for c in clients)))
+        stages.append(clients_of(first))
+    assert stages[-1] == [20, 31, 12, 33, 7, 25]
+    for round in (4, 3, 2):
+        again = ClientStore(tmp_path / "s", 6, FIRST)  # as a program does that goes on
+        again.rewind(round)
+        assert clients_of(again) == stages[round]
+    again.write(2, np.array([5, 0]), kept(25, 20))
+    again.flush()
+    again.settle(3)
+    with pytest.raises(DataError, match="as of rounds 3 to 3, but the run stands at round 2"):
+        again.rewind(2)
+    assert clients_of(again) == stages[3]
+    with pytest.raises(DataError, match="of another run"):
+        ClientStore(tmp_path / "s", 7, FIRST)
+    again.remove()
+    assert not (tmp_path / "s").exists()
+
+
+def test_half_a_note_is_no_round(tmp_path: Path) -> None:
+    """A kill while it is noted what a round overwrites: that round has not overwritten it."""
+    made = ClientStore(tmp_path, 6, FIRST)
+    made.write(0, np.array([2]), kept(2))
+    whole = (tmp_path / storing.UNDO).read_bytes()
+    made.write(1, np.array([2, 3]), kept(12, 13))
+    made.rewind(1)
+    longer = whole + (whole[-20:] + b"x" * 50)
+    for end in (whole + b"", longer, longer[:-30]):
+        (tmp_path / storing.UNDO).write_bytes(end)
+        again = ClientStore(tmp_path, 6, FIRST)
+        again.rewind(1)
+        assert clients_of(again)[2:4] == [2, 7]
+
+
+CONFIG = """
+rounds = 40
+cohort = 4
+eval_every = 20
+[data]
+source = "synthetic"
+clients = 12
+sizes = "fedprox"
+[model]
+name = "mlr"
+[method]
+name = "pfedme"
+local_rounds = 3
+inner_start = "kept"
+[engine]
+name = "streamed"
+[output]
+checkpoint_rounds = 3
+keep = 2
+"""
+
+
+def test_a_recorded_run_is_that_of_another_engine(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    for name in ("streamed", "vectorised"):
+        config = Config.load(tmp_path / "c.toml", [f"engine.name={name}", "rounds=7"])
+        Recording.begin(config, tmp_path / name).run()
+    runs = [read_run(tmp_path / name) for name in ("streamed", "vectorised")]
+    for kind, scores in runs[0].scores.items():
+        for score, values in scores.items():
+            np.testing.assert_allclose(values, runs[1].scores[kind][score], rtol=1e-5)
+    models = [load_file(run.path / "clients.safetensors") for run in runs]
+    assert_close(models[0], models[1])
+    assert not (tmp_path / "streamed" / "kept").exists()
+
+
+def test_an_interruption_and_a_resume_in_one_breath(tmp_path: Path) -> None:
+    """The store is rounds ahead of the checkpoint that an interruption leaves behind."""
+    (tmp_path / "c.toml").write_text(CONFIG)
+    config = Config.load(tmp_path / "c.toml", ["output.checkpoint_rounds=1000"])
+    Recording.begin(config, tmp_path / "whole").run()
+    recording = Recording.begin(config, tmp_path / "left")
+    write, count = ClientStore.write, 0
+
+    def interrupted(self: ClientStore, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        write(self, *arguments)
+        if count == 17:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientStore, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            recording.run()
+    left = sorted(path.name for path in (tmp_path / "left" / "checkpoints").iterdir())
+    assert int(left[-1][6:15]) < 17
+    Recording.take_up(tmp_path / "left").run()
+    for name in ("model.safetensors", "clients.safetensors"):
+        whole, resumed = (tmp_path / run / name for run in ("whole", "left"))
+        assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_too_much_to_undo_asks_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing, "_UNDO_BYTES", 20_000)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    settings = ["rounds=30", "output.checkpoint_rounds=1000", "output.keep=100"]
+    recording = Recording.begin(Config.load(tmp_path / "c.toml", settings), tmp_path / "run")
+    recording.run()
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) >= 2
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    """SIGKILL at random moments: each time it goes on with what clients kept, to the same end."""
+    (tmp_path / "c.toml").write_text(CONFIG.replace("rounds = 40", "rounds = 600"))
+    cache, chance = tmp_path / "cache", random.Random(0)
+    whole = started("run", tmp_path / "c.toml", "--out", tmp_path / "whole", cache=cache)
+    assert whole.wait(timeout=300) == 0
+    out = tmp_path / "killed"
+    process = started("run", tmp_path / "c.toml", "--out", out, cache=cache)
+    for _ in range(5):
+        before = {p.name for p in (out / "checkpoints").glob("*.checkpoint")}
+        deadline = time.monotonic() + 120
+        while {p.name for p in (out / "checkpoints").glob("*.checkpoint")} <= before:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (out / "summary.json").exists(), "it was faster than the test"
+        process = started("resume", out, cache=cache)
+    assert process.wait(timeout=300) == 0, process.stderr and process.stderr.read()
+    same(tmp_path / "whole", out)
+
+
+# A sample of clients.
+
+
+def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
+    """The same clients whatever the seed, with the scores they have among all."""
+    assert sample_of(10, None) is None
+    assert sample_of(10, 10) is None
+    (tmp_path / "c.toml").write_text(CONFIG)
+    settings = ["rounds=2", "engine.name=vectorised"]
+    everyone = Config.load(tmp_path / "c.toml", settings)
+    some = Config.load(tmp_path / "c.toml", [*settings, "eval_clients=5"])
+    of_all = Recording.begin(everyone, tmp_path / "all").run()
+    Recording.begin(some, tmp_path / "some").run()
+    chosen = sample_of(12, 5)
+    assert chosen is not None
+    assert len(set(chosen)) == 5
+    recorded, federation = read_run(tmp_path / "some"), of_all.setup.federation
+    assert recorded.names == tuple(federation.names[i] for i in chosen)
+    np.testing.assert_array_equal(recorded.sizes, federation.test.size[chosen])
+    for kind, scores in of_all.scores.items():
+        np.testing.assert_allclose(
+            recorded.scores[kind]["loss"][-1], scores.loss[chosen], rtol=1e-6
+        )
+    summary = recorded.summary
+    assert summary["clients"] == 12
+    assert len(summary["traffic"]["client_uplink_bytes"]) == 5
+    assert sum(summary["traffic"]["round_uplink_bytes"]) == of_all.costs.uplink_bytes[-1]
+    models = of_all.personal_models(chosen)
+    own = simulate(
+        federation, of_all.setup.task.model, of_all.setup.method, rounds=2, cohort=4, eval_clients=5
+    )
+    assert_close(own.personal_models(own.scorer.clients), models)
+    assert len(own.scores["global"].loss) == 5
+    with pytest.raises(FieldError, match="eval_clients = 0"):
+        Evaluator(Vectorised(of_all.setup), count=0)
+
+
+# Bounds.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_grows_with_the_cohort_and_not_with_the_federation(tmp_path: Path) -> None:
+    """A hundred times the clients, of 480 MB: as much memory, file pages aside, as of 4.8 MB."""
+    code = (
+        "import sys, perfed\n"
+        "from perfed.simulation import Streamed\n"
+        "def held():\n"
+        "    text = open('/proc/self/status').read()\n"
+        "    return int(text.split('RssAnon:')[1].split()[0])\n"
+        "data = perfed.load('stored', root=sys.argv[1])\n"
+        "task = perfed.Task(perfed.MLR(300, 2))\n"
+        "method = perfed.PFedMe(local_rounds=2, batch=4)\n"
+        "engine = Streamed(perfed.Setup(data, task, method, 20))\n"
+        "state = engine.advance(engine.start(), 5)\n"
+        "perfed.evaluation.Evaluator(engine, count=20)(state)\n"
+        "print(held())"
+    )
+    held = []
+    for clients in (2_000, 200_000):
+        root = tmp_path / str(clients)
+        _many_clients(root, clients)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True
+        )
+        held.append(int(done.stdout))
+    # Names, sizes and places in the files are kept: some 200 bytes a client.
+    assert held[1] - held[0] < 60 * 1024, held
+
+
+def _many_clients(root: Path, clients: int) -> None:
+    """Two rows each: written as one client, and then cut up, for speed."""
+    rng = np.random.default_rng(0)
+    with FederationWriter(root, labels=("0", "1")) as writer:
+        x = rng.random((2 * clients, 300), np.float32)
+        y = (x[:, 0] > 0.5).astype(np.int32)
+        writer.add((x[clients:], y[clients:]), (x[:clients], y[:clients]))
+        for part in ("train", "test"):
+            column = writer._files[f"{part}_size"]
+            column._file.seek(0)
+            column._rows = 0
+            column.append(np.ones(clients, np.int32))
+        writer._names = [None] * clients
+
+
+def test_rows_beyond_what_32_bits_count() -> None:
+    """Places in the files are 64 bits wide where they must be."""
+    sizes = np.full(3, 2**30, np.int32)
+
+    class Long:
+        dtype, shape = np.dtype(np.uint8), (3 * 2**30, 1)
+
+        def __len__(self) -> int:
+            return 3 * 2**30
+
+    flat = FlatExamples.joined(Long(), Long(), sizes)
+    assert flat.start.tolist() == [0, 2**30, 2**31]
+
+
+def test_a_federation_of_some_clients(on_disk: Federation) -> None:
+    some = on_disk.some(np.array([7, 2]))
+    assert some.names == ("7", "2")
+    for part, whole in ((some.train, on_disk.train), (some.test, on_disk.test)):
+        for i, j in ((0, 7), (1, 2)):
+            for a, b in zip(part.client(i), whole.client(j), strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert some.scaling is not None
+    assert on_disk.scaling is not None
+    np.testing.assert_array_equal(some.scaling.shift, on_disk.scaling.shift[[7, 2]])
+    assert some.checksum() != on_disk.checksum()
+    assert jax.tree.leaves(some.train.x)
