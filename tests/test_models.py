@@ -128,17 +128,11 @@ def test_a_cnn_that_pools_the_image_away_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "part"),
-    [
-        (MLP(50, 3, (200,) * 8, "elu"), (600, 50), 0.8),
-        (GRU(11, 3, 4, 32), (64, 40), 0.8),
-        (CNN((16, 16, 3), 3, (8, 8)), (64, 16, 16, 3), 1.2),  # its largest layer decides
-    ],
-    ids=["mlp", "gru", "cnn"],
+    ("model", "shape"),
+    [(MLP(50, 3, (200,) * 8, "elu"), (600, 50)), (GRU(11, 3, 4, 32), (64, 40))],
+    ids=["mlp", "gru"],
 )
-def test_less_is_kept_for_the_same_gradient(
-    model: Any, shape: tuple[int, ...], part: float
-) -> None:
+def test_less_is_kept_for_the_same_gradient(model: Any, shape: tuple[int, ...]) -> None:
     x = jax.random.randint(jax.random.key(0), shape, 0, 11)
     x = x if isinstance(model, GRU) else x.astype(jnp.float32) / 11
     w = model.init(jax.random.key(1))
@@ -150,4 +144,4 @@ def test_less_is_kept_for_the_same_gradient(
     for a, b in zip(*map(jax.tree.leaves, (plain(w), again(w))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(np.abs(b).max()))
     kept = [program.memory_analysis().temp_size_in_bytes for program in (plain, again)]
-    assert kept[1] < part * kept[0], kept
+    assert kept[1] < 0.8 * kept[0], kept

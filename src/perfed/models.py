@@ -85,14 +85,12 @@ class CNN:
         classes: how many outputs.
         channels: the convolutions' outputs.
         hidden: the size of the dense layer.
-        remat: compute a layer's inside again for its gradient, instead of keeping it: less memory.
     """
 
     image: tuple[int, int, int]
     classes: int
     channels: tuple[int, ...] = (16, 32)
     hidden: int = 64
-    remat: bool = False
 
     def __post_init__(self) -> None:
         height, width, _ = self.image
@@ -123,11 +121,8 @@ class CNN:
     ) -> Float[Array, "b classes"]:
         """The logits."""
         x = x.astype(params["out"]["b"].dtype)
-        convolution = _again(
-            self.remat, lambda layer, x: _max_pool(jax.nn.relu(_linear(layer, _patches(x))))
-        )
         for layer in params["convolutions"]:
-            x = convolution(layer, x)
+            x = _max_pool(jax.nn.relu(_linear(layer, _patches(x))))
         return _linear(params["out"], jax.nn.relu(_linear(params["dense"], _flat(x))))
 
 
