@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -117,6 +118,15 @@ def serve(name: str, build: Callable[[Floats, Labels], Contestant], threads: int
     The first round's time is that of building and of one round, compilation included, with the data
     in memory and all imports done that the file makes at its top.
     """
+    try:
+        _serve(name, build, threads)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # now, and not when all threads that a library has started have ended
+
+
+def _serve(name: str, build: Callable[[Floats, Labels], Contestant], threads: int) -> None:
     # What a library prints must not end up between the lines of JSON.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

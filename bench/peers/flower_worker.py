@@ -9,6 +9,7 @@ actor has all clients' data in memory. Ray listens on the loopback interface onl
 
 import logging
 import os
+import time
 from functools import cache
 from importlib.metadata import version
 from queue import Queue
@@ -85,6 +86,8 @@ def build(x: common.Floats, y: common.Labels) -> common.Contestant:
     )
     simulation.start()
     grid = grids.get(timeout=300)
+    while len(list(grid.get_node_ids())) < common.CLIENTS:
+        time.sleep(0.05)  # the strategy's part is of those that are there when it is asked
     part = common.COHORT / common.CLIENTS
     strategy = FedAvg(part, 0.0, train_metrics_aggr_fn=total, min_available_nodes=common.CLIENTS)
     arrays = ArrayRecord(common.first_weights())
