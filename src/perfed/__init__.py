@@ -14,14 +14,14 @@ from perfed.codecs import (  # noqa: E402
     Sign,
     TopK,
 )
-from perfed.data import Federation, load, synthetic  # noqa: E402
+from perfed.data import Federation, FederationWriter, load, store, synthetic  # noqa: E402
 from perfed.errors import CodecError, ConfigError, DataError, DivergedError, FieldError  # noqa: E402
 from perfed.experiment import Config, Result, run, simulate  # noqa: E402
 from perfed.experiment.recipes import fedpaq, qsgd  # noqa: E402
 from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe  # noqa: E402
 from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax  # noqa: E402
 from perfed.objective import Objective, Task  # noqa: E402
-from perfed.simulation import Network, Sequential, Setup, Vectorised  # noqa: E402
+from perfed.simulation import Network, Sequential, Setup, Streamed, Vectorised  # noqa: E402
 
 __all__ = [
     "CNN",
@@ -37,6 +37,7 @@ __all__ = [
     "DivergedError",
     "FedAvg",
     "Federation",
+    "FederationWriter",
     "FieldError",
     "Float16",
     "Float32",
@@ -52,6 +53,7 @@ __all__ = [
     "Sequential",
     "Setup",
     "Sign",
+    "Streamed",
     "Task",
     "TopK",
     "Vectorised",
@@ -62,5 +64,6 @@ __all__ = [
     "qsgd",
     "run",
     "simulate",
+    "store",
     "synthetic",
 ]

@@ -31,7 +31,7 @@ def prepare() -> None:
         cache = os.environ.get("PERFED_CACHE", str(_cache_home() / "perfed" / "compiled"))
         if cache:
             jax.config.update("jax_compilation_cache_dir", cache)
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.01)
 
 
 def mesh(devices: int | None = None) -> Mesh:

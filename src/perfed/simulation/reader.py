@@ -203,6 +203,16 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return raw[first : first + length].view(dtype).reshape(shape)
 
 
+def on_all(value: np.ndarray, mesh: Mesh) -> jax.Array:
+    """One array on all devices of this process; a CPU's share one copy of it."""
+    if mesh.devices.ravel()[0].platform == "cpu":
+        aligned = _aligned(value.shape, np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)))
+        aligned[...] = value
+        value = aligned
+    placed: jax.Array = jax.device_put(value, NamedSharding(mesh, EVERYWHERE))
+    return placed
+
+
 def on_host(tree: Any) -> Any:
     """Arrays that every process has, or that one process has all of, for NumPy."""
     return jax.tree.map(np.asarray, jax.device_get(tree))

@@ -1,11 +1,13 @@
 """What is simulated, and the steps of a round that every engine shares."""
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from perfed.codecs import Codec, Float32, RandomK, Sent, TopK
@@ -14,7 +16,7 @@ from perfed.data.scaling import own_row
 from perfed.errors import DivergedError, FieldError, require, require_choice, require_count
 from perfed.methods import Method, Turn
 from perfed.methods.base import Memory, change, changed
-from perfed.objective import Examples, Objective, Params, Sampling, Task
+from perfed.objective import Examples, Model, Objective, Params, Sampling, Task
 from perfed.randomness import IntLike, Purpose, fold, permuted
 
 Weighting = Literal["uniform", "size"]
@@ -241,23 +243,24 @@ class Setup:
         """The shapes of the model's parameters."""
         return jax.eval_shape(self.task.model.init, jax.random.key(0))
 
-    def world(self) -> World:
-        """The federation as arrays."""
+    def world(self, place: Callable[[np.ndarray], Array] = jnp.asarray) -> World:
+        """The federation as arrays, which `place` puts where they are needed."""
         scaling = self.federation.scaling
         shift_scale = None
         if scaling is not None:
-            shift_scale = (jnp.asarray(scaling.shift), jnp.asarray(scaling.scale))
+            shift_scale = (place(scaling.shift), place(scaling.scale))
 
         def rows(flat: FlatExamples) -> Rows:
-            x, y, start, size = map(jnp.asarray, (flat.x, flat.y, flat.start, flat.size))
+            x, y, start, size = map(place, (flat.x, flat.y, flat.start, flat.size))
             return Rows(x, y, start, size, shift_scale)
 
-        number = self.first + jnp.arange(self.federation.clients, dtype=jnp.int32)
+        number = place(self.first + np.arange(self.federation.clients, dtype=np.int32))
         return World(rows(self.federation.train), rows(self.federation.test), number)
 
     def first_model(self) -> Params:
         """Fresh parameters."""
-        return self.task.model.init(fold(self.seed, Purpose.INIT))
+        model = self.task.model
+        return _first(model, self.seed) if _hashable(model) else _drawn(model, self.seed)
 
     def first_kept(self, w: Params) -> Kept:
         """What a client keeps that has not had a turn."""
@@ -276,7 +279,10 @@ class Setup:
         """Whether clients send an iterate beside their change."""
         flat, scaling = self.federation.train, self.federation.scaling
         # Shapes are enough: of a client with one row.
-        x, y = (jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (flat.x, flat.y))
+        x, y = (
+            jax.ShapeDtypeStruct((1, *rows.shape[1:]), jax.dtypes.canonicalize_dtype(rows.dtype))
+            for rows in (flat.x, flat.y)
+        )
         one = jax.ShapeDtypeStruct((1,), jnp.int32)
         own = None if scaling is None else (scaling.shift[:1], scaling.scale[:1])
 
@@ -388,6 +394,22 @@ class Setup:
             f"{self.method.name} diverged: the update of client {self.federation.names[client]} in "
             f"round {round} is not finite. {HINT}; the rounds before are not affected"
         )
+
+
+def _drawn(model: Model, seed: IntLike) -> Params:
+    return model.init(fold(seed, Purpose.INIT))
+
+
+# One program instead of one for every kind of draw: a second less to compile.
+_first = jax.jit(_drawn, static_argnums=0)
+
+
+def _hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:

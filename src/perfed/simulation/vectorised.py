@@ -27,6 +27,7 @@ from perfed.simulation.engine import (
     kept_by,
 )
 from perfed.simulation.layout import Layout
+from perfed.simulation.reader import on_all
 from perfed.simulation.setup import Numbers, Setup, State, World
 from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, take_turns
 
@@ -74,8 +75,7 @@ class Vectorised(Engine):
 
     @cached_property
     def _world(self) -> World:
-        world: World = jax.device_put(self.setup.world(), NamedSharding(self._mesh, EVERYWHERE))
-        return world
+        return self.setup.world(partial(on_all, mesh=self._mesh))
 
     @property
     def aside(self) -> None:
