@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from perfed import Config, ConfigError
+from perfed import Config, ConfigError, load, store
 from perfed.experiment import rundir
 from perfed.experiment.checkpoint import Checkpoints
 from perfed.experiment.recording import Recording
@@ -265,6 +265,70 @@ def test_folders_are_not_mistaken(tmp_path: Path, finished: Path) -> None:
     done = perfed("run", write(tmp_path), "--out", left)
     assert done.returncode == 2
     assert f"go on with it by `perfed resume {left}`" in done.stderr
+
+
+def test_nobody_else_is_at_work_in_a_folder(tmp_path: Path) -> None:
+    """Neither another resume, nor a run that would take its place."""
+    config = Config.load(write(tmp_path))
+    recording, tried = Recording.begin(config, tmp_path / "run"), 0
+
+    def on_progress(_: Any) -> None:
+        nonlocal tried
+        for another in (recording.run, recording.begin_folder):
+            with pytest.raises(ConfigError, match="another process is at work on this run"):
+                another()
+            tried += 1
+
+    recording.run(on_progress)
+    assert tried
+    recording.begin_folder()  # now it may
+
+
+def test_a_folder_is_that_of_a_run_when_all_is_there_to_resume_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = Config.load(write(tmp_path)), tmp_path / "run"
+
+    def killed(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir, "environment", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Recording.begin(config, folder)
+    rundir.check_vacant(folder, overwrite=False)
+    (folder / "federation.json").write_text("{}")  # of a federation that was there before
+    Recording.begin(config, folder)
+    assert Recording.take_up(folder).folder == folder
+
+
+def test_a_federations_run_is_not_for_resume(tmp_path: Path) -> None:
+    left = interrupted(tmp_path)
+    (left / "federation.json").write_text("{}")
+    with pytest.raises(ConfigError, match="go on with it by `perfed serve --resume`"):
+        Recording.take_up(left)
+    with pytest.raises(ConfigError, match=f"go on with it by `perfed serve --resume {left}`"):
+        rundir.check_vacant(left, overwrite=False)
+
+
+def test_data_may_have_moved(tmp_path: Path) -> None:
+    """Their checksum says whether they are the same."""
+    store(load("digits", clients=4), tmp_path / "a")
+    text = 'rounds = 6\ncohort = 2\n[data]\nsource = "stored"\nroot = "{}"\n'
+    text += '[model]\nname = "mlr"\n[method]\nname = "fedavg"\n'
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text(text.format(tmp_path / name))
+    recording = Recording.begin(Config.load(tmp_path / "a.toml"), tmp_path / "run")
+
+    def on_progress(progress: Any) -> None:
+        if progress.round >= 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recording.run(on_progress)
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    Recording.take_up(tmp_path / "run", Config.load(tmp_path / "b.toml")).run()
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 @pytest.mark.slow

@@ -105,6 +105,16 @@ def test_a_writer_that_fails_leaves_no_federation(tmp_path: Path) -> None:
         name_one()
 
 
+def test_inputs_are_numbers(tmp_path: Path) -> None:
+    """What cannot be read again is refused before it is written."""
+    y = np.array([0, 1])
+    with FederationWriter(tmp_path / "a", labels=("a", "b")) as writer:
+        writer.add((np.eye(2, dtype=bool), y), (np.eye(2, dtype=bool), y))
+        with pytest.raises(DataError, match="client 1: inputs are complex64; give numbers"):
+            writer.add((np.eye(2, dtype=np.complex64), y), (np.eye(2), y))
+    np.testing.assert_array_equal(load("stored", root=str(tmp_path / "a")).train.x, np.eye(2))
+
+
 def damaged(root: Path, **changes: Any) -> None:
     facts = json.loads((root / "federation.json").read_text())
     (root / "federation.json").write_text(json.dumps(facts | changes))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from perfed import (
     MLP,
     Config,
+    ConfigError,
     DataError,
     DivergedError,
     FedAvg,
@@ -35,12 +36,14 @@ from perfed import (
 )
 from perfed.data import FederationWriter, FlatExamples, store
 from perfed.evaluation import Evaluator, sample_of
+from perfed.experiment import recording
 from perfed.experiment.recording import Recording
 from perfed.experiment.rundir import read_run
 from perfed.simulation import Kept, Streamed, engine_for
 from perfed.simulation import choose as chooser
 from perfed.simulation import reader as reading
 from perfed.simulation import store as storing
+from perfed.simulation.reader import _Source
 from perfed.simulation.store import ClientStore
 from test_engines import assert_close
 from test_recording import same, started
@@ -143,10 +146,10 @@ def test_what_does_not_fit_is_streamed(
     needed = chooser.resident_bytes(setup, 2)
     rows = sum(part.x.nbytes + part.y.nbytes for part in (on_disk.train, on_disk.test))
     theta = 4 * (64 * 16 + 16 + 16 * 10 + 10)
-    assert needed == 2 * (rows + 12 * theta)  # on each of two devices
-    monkeypatch.setattr(chooser, "_room", lambda: needed)
+    assert needed == rows + 2 * 12 * theta  # rows once, the rest on each of two devices
+    monkeypatch.setattr(chooser, "room", lambda: needed)
     assert isinstance(engine_for(setup), Vectorised)
-    monkeypatch.setattr(chooser, "_room", lambda: needed - 1)
+    monkeypatch.setattr(chooser, "room", lambda: needed - 1)
     assert isinstance(engine_for(setup), Streamed)
     told = Federation.told(["a"], [3], [1], (64,), "float32", ("0", "1"))
     with pytest.raises(FieldError, match="not here to be read"):
@@ -418,3 +421,34 @@ def test_a_federation_of_some_clients(on_disk: Federation) -> None:
     np.testing.assert_array_equal(some.scaling.shift, on_disk.scaling.shift[[7, 2]])
     assert some.checksum() != on_disk.checksum()
     assert jax.tree.leaves(some.train.x)
+
+
+def test_rows_of_an_array_far_into_a_file(tmp_path: Path) -> None:
+    """What is mapped from beyond a file's first pages is read from there."""
+    x = np.arange(6 * 4000, dtype=np.float32).reshape(6, 4000)
+    (tmp_path / "rows").write_bytes(bytes(3 * 2**16 + 64) + x.tobytes())
+    mapped = np.memmap(tmp_path / "rows", np.float32, "r", 3 * 2**16 + 64, (6, 4000))
+    to = np.zeros((3, 4000), np.float32)
+    _Source(mapped[1:]).copy([3, 0], [1, 2], to)
+    np.testing.assert_array_equal(to, x[[4, 1, 2]])
+
+
+def test_more_personal_models_than_fit_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    monkeypatch.setattr(recording, "room", lambda: 10_000)
+    with pytest.raises(ConfigError, match=r"take 0 GiB of memory; score a sample by eval_clients"):
+        Recording.planned(Config.load(tmp_path / "c.toml"), tmp_path / "run")
+    for setting in ("eval_clients=2", "output.personal_models=none"):
+        Recording.planned(Config.load(tmp_path / "c.toml", [setting]), tmp_path / "run")
+
+
+def test_room_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(chooser, "_CONTAINER", (str(limit), str(tmp_path / "none")))
+    machine = chooser.room()
+    limit.write_text("max\n")
+    assert chooser.room() == machine
+    limit.write_text("4096000\n")
+    assert chooser.room() == 1024000

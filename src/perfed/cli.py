@@ -18,14 +18,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from perfed.data.catalogue import sources_listed, splits_listed
 from perfed.data.describe import Description, remarks
 from perfed.data.stored import check_free, store
-from perfed.errors import ConfigError, DataError, DivergedError, FieldError
+from perfed.errors import ConfigError, DataError, DivergedError, FieldError, ToldError
 from perfed.experiment import Config, rundir
 from perfed.experiment import Progress as RunProgress
 from perfed.experiment.adapt import adapt, client_rows, load_model
 from perfed.experiment.comparison import Row, compare, comparison, rows_of
 from perfed.experiment.config import DataConfig, overridden, read_toml
 from perfed.experiment.files import write_whole
-from perfed.experiment.recording import Recording, in_common, recorded_config
+from perfed.experiment.recording import Recording, in_common, read_left, recorded_config
 from perfed.experiment.simulate import Result
 from perfed.experiment.summary import summarise, summary_bytes
 from perfed.experiment.sweep import Sweep, lines, points
@@ -230,6 +230,7 @@ def _on_hosts(on: str | None, rank: int | None, check: Callable[[], None]) -> It
     if on.isdigit():
         check()
         raise typer.Exit(hosts.start_here(int(on), sys.argv[1:]))
+    hosts.end_with_parent()
     hosts.Hosts.read(on, rank).connect()
     # One of them speaks for all.
     out.quiet = err.quiet = not hosts.leads()
@@ -238,7 +239,7 @@ def _on_hosts(on: str | None, rank: int | None, check: Callable[[], None]) -> It
             yield
         except jax.errors.JaxRuntimeError as error:
             said = str(error).splitlines()[0]
-            raise OSError(
+            raise ConnectionError(
                 f"the processes have lost each other, or one has failed: {said}"
             ) from None
 
@@ -254,11 +255,13 @@ def resume_command(
     rank: Rank = None,
 ) -> None:
     """Go on with a run that was interrupted, from its last checkpoint."""
-
-    def prepare() -> Recording:
-        return Recording.take_up(folder, None if config is None else Config.load(config))
-
     with _errors_shown(), _on_hosts(on, rank, lambda: None):
+        left = read_left(folder)
+
+        def prepare() -> Recording:
+            given = None if config is None else Config.load(config)
+            return Recording.take_up(folder, given, left=left)
+
         _record(
             hosts.ready_together(prepare, lambda r: in_common(r.config, r.engine.setup.federation))
         )
@@ -639,7 +642,8 @@ def serve_command(
 ) -> None:
     """Serve a federation: wait for its clients, train with them, and record the run.
 
-    After a crash of any kind, `--resume DIR` goes on from the last round.
+    After a crash of any kind, `--resume DIR` goes on from the last round; with CONFIG or --set, on
+    the terms of their [federation] and [output].
     """
     with _errors_shown(), _flower_needed():
         from perfed.flower.keys import ServerKeys
@@ -662,6 +666,8 @@ def serve_command(
             read = Config.load(config, settings or [])
             names = None if own is None else tuple(own.clients)
             Plan.begun(read, folder, clients or len(names or ()), names)
+        elif config is not None or settings:
+            Plan.read(folder).on_terms(config, settings or []).write(folder)
         if plain:
             err.print(
                 "[bold yellow]in plain[/] messages are not encrypted, and anybody who reaches "
@@ -886,15 +892,23 @@ def _errors_shown() -> Iterator[None]:
     try:
         yield
     except (ConfigError, DataError, FieldError) as error:
-        for line in str(error).splitlines():
-            err.print(f"[bold red]error[/] {escape(line)}", soft_wrap=True)
+        _show_error(error)
         raise typer.Exit(2) from None
     except (DivergedError, OSError) as error:
-        err.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
+        _show_error(error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         err.print("interrupted")
         raise typer.Exit(130) from None
+
+
+def _show_error(error: Exception) -> None:
+    console, who = err, ""
+    # What one of several processes alone has met it says itself, though another speaks for all.
+    if err.quiet and not isinstance(error, ToldError | ConnectionError | DivergedError):
+        console, who = Console(stderr=True), f"process {jax.process_index()}: "
+    for line in str(error).splitlines():
+        console.print(f"[bold red]error[/] {who}{escape(line)}", soft_wrap=True)
 
 
 def main() -> None:

@@ -21,6 +21,10 @@ class ConfigError(ValueError):
     """A configuration that cannot be run: what is wrong with it, one fault a line."""
 
 
+class ToldError(ConfigError):
+    """A fault that all of the processes that compute a run have heard of: one may speak for all."""
+
+
 class CodecError(ValueError):
     """A message that cannot be what it should be, or a change that cannot be made into one."""
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self, final
 
@@ -99,6 +100,10 @@ class FederationWriter:
                 raise DataError(f"{who} has {len(x)} inputs but {len(y)} labels")
             if len(x) == 0:
                 raise DataError(f"{who} has no examples to {what}")
+            if x.dtype == bool:
+                x = x.astype(np.uint8)
+            if x.dtype.kind not in "iuf":
+                raise DataError(f"{who}: inputs are {x.dtype}; give numbers")
             if np.issubdtype(x.dtype, np.floating):
                 x = x.astype(np.float32)
                 if not np.isfinite(x).all():
@@ -189,9 +194,15 @@ class _Column:
 
 
 def check_free(root: Path) -> None:
-    """Raise if a folder holds something already: before anything heavy."""
+    """Raise if a folder holds something already or cannot be written: before anything heavy."""
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise DataError(f"{root}: it is there already; name another folder")
+    there = next(place for place in (root, *root.absolute().parents) if place.exists())
+    try:
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise DataError(f"{root}: cannot write there: {error.strerror}") from None
 
 
 def store(federation: Federation, root: str | Path) -> None:

@@ -3,17 +3,18 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import jax
 
 from perfed.data import Federation
-from perfed.errors import ConfigError, DataError, DivergedError
+from perfed.errors import ConfigError, DataError, DivergedError, ToldError
 from perfed.evaluation import Scorer
 from perfed.experiment import rundir
 from perfed.experiment.checkpoint import Checkpoints
@@ -21,7 +22,8 @@ from perfed.experiment.config import Config
 from perfed.experiment.files import read_json
 from perfed.experiment.observers import Guarded, Observer, observers_of, values_of
 from perfed.experiment.simulate import Course, Progress, Result, run_together
-from perfed.simulation import Network, Rounds, hosts
+from perfed.simulation import Engine, Network, Rounds, hosts
+from perfed.simulation.choose import room
 from perfed.simulation.store import KeptAside
 
 Say = Callable[[str], None]
@@ -67,29 +69,34 @@ class Recording:
         cls, config: Config, folder: Path, federation: Federation | None = None
     ) -> "Recording":
         """The same, before anything is written."""
-        # Of several processes the first has the folder, and each its own clients' memory.
+        # Of several processes the first has the folder; what others keep lasts as long as they do.
         observers = observers_of(config.output.trackers) if hosts.leads() else ()
-        kept = rundir.KEPT if hosts.leads() else f"{rundir.KEPT}-{jax.process_index()}"
         begun = time.perf_counter()
-        engine = config.build(federation, folder / kept)
+        engine = config.build(federation, folder / rundir.KEPT if hosts.leads() else None)
         spent = time.perf_counter() - begun
+        _check_room(config, engine)
         return cls(config, folder, engine, observers, config.network_of(engine), spent)
 
     def begin_folder(self) -> None:
         """Write what is known before the first round."""
-        if hosts.leads():
-            rundir.begin(self.folder, self.config.resolved(), self.engine.setup.federation)
-        else:
-            rundir.forget_kept(self.folder, jax.process_index())
+        if not hosts.leads():
+            return
+        if isinstance(self.engine, Engine):
+            (self.folder / rundir.FEDERATION).unlink(missing_ok=True)
+        rundir.begin(self.folder, self.config.resolved(), self.engine.setup.federation)
 
     @classmethod
     def take_up(
-        cls, folder: Path, config: Config | None = None, federation: Federation | None = None
+        cls,
+        folder: Path,
+        config: Config | None = None,
+        federation: Federation | None = None,
+        left: "Left | None" = None,
     ) -> "Recording":
         """A run that was left, by its own configuration or by one that says the same."""
-        found, before = _left(folder)
+        found, before, aside = left or read_left(folder)
         config = config or found
-        if config.engine.name == "auto" and (folder / rundir.KEPT).exists():
+        if config.engine.name == "auto" and aside:
             # What clients keep is on the disk, whether it would fit in memory or not.
             streamed = config.engine.model_copy(update={"name": "streamed"})
             config = config.model_copy(update={"engine": streamed})
@@ -115,13 +122,14 @@ class Recording:
             say: told what a user should know.
         """
         clerk = _Clerk(self, say)
-        clerk.find_checkpoint()
-        try:
-            (outcome,) = _record_together([clerk], on_progress)
-        except KeyboardInterrupt:
-            if clerk.checkpoints.rounds():
-                say(f"go on with: perfed resume {self.folder}")
-            raise
+        with _holding([clerk]):
+            clerk.find_checkpoint()
+            try:
+                (outcome,) = _record_together([clerk], on_progress)
+            except KeyboardInterrupt:
+                if clerk.checkpoints.rounds() and not rundir.federated(self.folder):
+                    say(f"go on with: perfed resume {self.folder}")
+                raise
         if isinstance(outcome, DivergedError):
             raise outcome
         return outcome
@@ -148,7 +156,8 @@ def record(
     for group in _alike(clerks, on_end):
         clerks = []  # those of other groups are held by their groups alone
         show = partial(on_progress, group[0].recording, len(group))
-        outcomes = _record_together(group, show)
+        with _holding(group):
+            outcomes = _record_together(group, show)
         for clerk, outcome in zip(group, outcomes, strict=True):
             on_end(clerk.recording, outcome if isinstance(outcome, DivergedError) else None)
         group.clear()
@@ -179,6 +188,15 @@ def _alike(
                 on_end(clerk.recording, error)
         standing += by_round.values()
     return standing
+
+
+@contextmanager
+def _holding(clerks: Sequence["_Clerk"]) -> Iterator[None]:
+    """Nobody else is at work in these folders; of several processes the first has them."""
+    with ExitStack() as stack:
+        for clerk in clerks if hosts.leads() else ():
+            stack.enter_context(rundir.held(clerk.recording.folder))
+        yield
 
 
 def _record_together(
@@ -254,6 +272,8 @@ class _Clerk:
         self.course = None
         if contents is not None:
             self.course = self.checkpoints.course(contents, self.recording.engine.start())
+            if self._aside is not None:
+                self._aside.take_up(self.course.round)
         self._scored = 0 if self.course is None else len(self.course.history)
 
     @property
@@ -354,36 +374,79 @@ class _Clerk:
             observer.close()
 
 
-def _left(folder: Path) -> tuple[Config, str]:
-    """The configuration of a run that was left, and the checksum of its data."""
+class Left(NamedTuple):
+    """What a run that was left says of itself.
+
+    Attributes:
+        config: its configuration.
+        data: the checksum of its data.
+        aside: whether what its clients keep is on the disk.
+    """
+
+    config: Config
+    data: str
+    aside: bool
+
+
+def read_left(folder: Path) -> Left:
+    """The run in a folder. Of several processes the first has the folder, and tells the others."""
     said: dict[str, Any] = {}
     if hosts.leads():
-        if not (folder / rundir.CONFIG).is_file():
-            said["fault"] = f"{folder} is no folder of a run: there is no {rundir.CONFIG}"
-        elif (folder / rundir.SUMMARY).exists():
-            said["fault"] = f"{folder}: this run is finished; its results are all there"
-        else:
-            said["config"] = read_json(folder / rundir.CONFIG)
-            said["data"] = read_json(folder / rundir.ENVIRONMENT)["data_sha256"]
-    # Of several processes the first has the folder.
+        try:
+            said = _found(folder)
+        except (ConfigError, DataError, OSError, KeyError, TypeError) as error:
+            said["fault"] = str(error)
     said = json.loads(hosts.told(json.dumps(said).encode()) or b"{}")
     if "fault" in said:
-        raise ConfigError(said["fault"])
-    return Config.checked(without_none(said["config"])), said["data"]
+        raise ToldError(said["fault"])
+    return Left(Config.checked(without_none(said["config"])), said["data"], said["aside"])
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    if not (folder / rundir.CONFIG).is_file():
+        raise ConfigError(f"{folder} is no folder of a run: there is no {rundir.CONFIG}")
+    if (folder / rundir.SUMMARY).exists():
+        raise ConfigError(f"{folder}: this run is finished; its results are all there")
+    if rundir.federated(folder):
+        raise ConfigError(
+            f"{folder}: this run is a federation's; go on with it by `perfed serve --resume`"
+        )
+    return {
+        "config": read_json(folder / rundir.CONFIG),
+        "data": read_json(folder / rundir.ENVIRONMENT)["data_sha256"],
+        "aside": (folder / rundir.KEPT).exists(),
+    }
+
+
+def _check_room(config: Config, engine: Rounds) -> None:
+    """Before anything is computed: the personal models that are asked for fit in the memory."""
+    clients = engine.setup.federation.clients
+    scored = min(clients, config.eval_clients or clients)
+    leaves = jax.tree.leaves(engine.setup.model_shape())
+    wanted = scored * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    if config.output.personal_models != "none" and wanted > room():
+        raise ConfigError(
+            f"eval_clients: the personal models of {scored:,} clients take "
+            f"{wanted / 2**30:.0f} GiB of memory; score a sample by eval_clients, or set "
+            'output.personal_models to "none"'
+        )
 
 
 def in_common(config: Config, federation: Federation) -> list[tuple[str, str]]:
     """What must be the same in all processes that compute a run together."""
     settings = config.resolved()
-    # Where data are, and what is written, is each one's own business.
+    # Where data are, and what is written, is each one's own business; not so what decides which
+    # programs they meet in.
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "path")}
-    settings |= {"output": None, "engine": None}
+    settings["output"] = settings["output"]["personal_models"]
+    settings["engine"] = settings["engine"]["chunk"]
     text = json.dumps(settings, sort_keys=True).encode()
     return [
         ("configuration", hashlib.sha256(text).hexdigest()),
         ("federation", federation.checksum()),
         ("version of perfed", version("perfed")),
         ("version of JAX", version("jax")),
+        ("kind of device", jax.local_devices()[0].device_kind),
     ]
 
 

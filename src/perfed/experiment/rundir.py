@@ -14,17 +14,22 @@
 - `report.html`: a page to look at, which the command `perfed run` makes last.
 - `checkpoints/`: where the run stood; what `perfed resume` goes on from.
 - `kept/`: what clients keep between their turns while a run goes on that does not fit in memory.
+- `federation.json`: of a federation, who takes part and on which terms.
 
 Where only a sample of clients is scored (`eval_clients`), all that is said of clients is of those.
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryFile
 from typing import Any, Literal, final
 
@@ -54,6 +59,7 @@ CHECKPOINTS = "checkpoints"
 KEPT = "kept"
 REPORT = "report.html"
 THEORY = "theory.json"
+FEDERATION = "federation.json"
 VERSIONS = ("perfed", "jax", "jaxlib", "numpy", "pyarrow", "safetensors")
 
 PersonalModels = Literal["stacked", "files", "none"]
@@ -68,7 +74,7 @@ def check_vacant(folder: Path, overwrite: bool) -> None:
     if not overwrite and (folder / CONFIG).exists():
         raise ConfigError(
             f"--out {folder}: it holds a run that is not finished; go on with it by "
-            f"`perfed resume {folder}`, name another folder, or add --overwrite"
+            f"`{_resume(folder)}`, name another folder, or add --overwrite"
         )
     try:
         # Made later, when there is something to put into it; until then, what it will be made in.
@@ -85,20 +91,51 @@ def check_vacant(folder: Path, overwrite: bool) -> None:
 def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
     """Write what is known before the first round."""
     folder.mkdir(parents=True, exist_ok=True)
-    # What an earlier run left behind must not pass for this one's.
-    for name in (SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT, THEORY):
-        (folder / name).unlink(missing_ok=True)
-    for left in (*(folder / CHECKPOINTS).glob("*"), *(folder / KEPT).glob("*")):
-        left.unlink()
-    forget(folder)
-    write_whole(folder / CONFIG, summary_bytes(config))
-    write_whole(folder / ENVIRONMENT, summary_bytes(environment(federation)))
+    with held(folder):
+        # What an earlier run left behind must not pass for this one's.
+        for name in (CONFIG, SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT, THEORY):
+            (folder / name).unlink(missing_ok=True)
+        for left in (folder / CHECKPOINTS).glob("*"):
+            left.unlink()
+        rmtree(folder / KEPT, ignore_errors=True)
+        forget(folder)
+        write_whole(folder / ENVIRONMENT, summary_bytes(environment(federation)))
+        # Last: with it the folder is that of a run.
+        write_whole(folder / CONFIG, summary_bytes(config))
 
 
-def forget_kept(folder: Path, rank: int) -> None:
-    """What an earlier run's clients kept in a process that is not the first."""
-    for left in (folder / f"{KEPT}-{rank}").glob("*"):
-        left.unlink()
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Within this, no other process can be at work in the folder."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(place)
+        raise ConfigError(
+            f"{folder}: another process is at work on this run; wait for it, or end it"
+        ) from None
+    except OSError:
+        pass  # some network drives have no locks
+    try:
+        yield
+    finally:
+        os.close(place)
+
+
+def federated(folder: Path) -> bool:
+    """Whether the run in a folder is a federation's, which `perfed serve` goes on with."""
+    return (folder / FEDERATION).exists()
+
+
+def _resume(folder: Path) -> str:
+    """The command that goes on with a run."""
+    return f"perfed {'serve --resume' if federated(folder) else 'resume'} {folder}"
 
 
 def finish(
@@ -266,11 +303,11 @@ def read_run(path: Path) -> Recorded:
     """A finished run's folder."""
     if not (path / SUMMARY).is_file():
         said = (
-            "is not finished; go on with it by: perfed resume"
+            f"is not finished; go on with it by: {_resume(path)}"
             if (path / CONFIG).exists()
-            else ("is no folder of a run; make one by: perfed run CONFIG --out")
+            else f"is no folder of a run; make one by: perfed run CONFIG --out {path}"
         )
-        raise DataError(f"{path} {said} {path}")
+        raise DataError(f"{path} {said}")
     try:
         config, environment_, summary = (
             json.loads((path / name).read_text(encoding="utf-8"))

@@ -73,6 +73,12 @@ class SavedModel:
 
     def predict(self, x: Shaped[Any, "examples ..."]) -> np.ndarray:
         """The most likely classes' names, or a regression's targets, for inputs as in files."""
+        if self.uses.standardise == "client" and self.scaling is None:
+            raise DataError(
+                "this is the model of all clients, each of whom scaled its inputs by its own data "
+                '(data.standardise = "client"): use a client\'s own model, or make one from rows '
+                "with labels by `perfed adapt`"
+            )
         return named_outputs(
             self.model, self.params, scaled(x, self.scaling, 0), self.uses.labels, self.target
         )

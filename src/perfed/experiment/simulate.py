@@ -410,8 +410,10 @@ def run_together(
             marks = (watch.seconds(i),)
             going[i] = Course(states[i], (evaluation,), (nothing,), marks, watch.parts(i))
     report()
-    # Clients elsewhere compile on their own, and nobody here knows when.
-    block, compiled = 1, not isinstance(engines[0], Engine)
+    # Clients elsewhere compile on their own, and nobody here knows when; and a round with them is
+    # not to be lost because others were to follow it.
+    elsewhere = not isinstance(engines[0], Engine)
+    block, compiled = 1, elsewhere
     while going and (done := at()) < rounds:
         stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
         step = hosts.agreed(min(block, stop - done))
@@ -419,7 +421,9 @@ def run_together(
             advanced = crew.record({i: course.state for i, course in going.items()}, step)
         # The first block compiles, so it says little about the pace: grow from it with care.
         pace = lasted() / step
-        block, compiled = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block)), True
+        if not elsewhere:
+            block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
+        compiled = True
         for i, (state, sent) in kept(advanced).items():
             # Models are those of the last scores only: by now they are of an earlier state.
             history = (*going[i].history[:-1], replace(going[i].history[-1], models=None))

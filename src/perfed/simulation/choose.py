@@ -15,6 +15,11 @@ from perfed.simulation.vectorised import Vectorised
 
 # All clients' examples and what they keep may take this part of the memory.
 _PART_OF_MEMORY: Final = 4
+# Where Linux says how much of it a container has, in the two versions of control groups.
+_CONTAINER: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 def engine_for(
@@ -33,7 +38,7 @@ def engine_for(
         chunk: at most so many clients at once on a device; None: chosen by memory.
         store: the folder for what clients keep, if it is not kept in memory.
     """
-    if several() or resident_bytes(setup, devices) > _room():
+    if several() or resident_bytes(setup, devices) > room():
         return Streamed(setup, devices, chunk, store)
     return Vectorised(setup, devices, chunk)
 
@@ -44,14 +49,25 @@ def resident_bytes(setup: Setup, devices: int | None = None) -> int:
     rows = sum(a.nbytes for part in (federation.train, federation.test) for a in (part.x, part.y))
     kept = jax.eval_shape(lambda: setup.first_kept(setup.first_model()))
     a_client = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
-    # A CPU's devices share one memory, in which each has all of it.
+    # A CPU's devices share one memory, and in it the rows; what clients keep each has for itself.
     copies = mesh(devices).size if jax.default_backend() == "cpu" else 1
-    return int(copies * (rows + federation.clients * a_client))
+    return int(rows + copies * federation.clients * a_client)
 
 
-def _room() -> int:
+def room() -> int:
+    """How much of a device's memory may be taken by what stays there."""
     limits = jax.local_devices()[0].memory_stats() or {}
     total = limits.get("bytes_limit")
     if total is None or jax.default_backend() == "cpu":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = min(total, *(_limit(path) or total for path in _CONTAINER))
     return int(total) // _PART_OF_MEMORY
+
+
+def _limit(path: str) -> int | None:
+    """What a container or a batch job may use of the machine's memory; None: all of it."""
+    try:
+        said = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(said) if said.isdigit() else None

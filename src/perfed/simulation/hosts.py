@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +22,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from perfed.errors import ConfigError, DataError, FieldError, require
+from perfed.errors import ConfigError, DataError, FieldError, ToldError, require
 
 # The rank may be given by a launcher.
 RANK: Final = "PERFED_RANK"
 AUTO: Final = "auto"
+# Whether this process ends with the one that started it, whose end of a pipe is closed then.
+_TIED: Final = "PERFED_TIED"
 # What is wrong with one process is told to the others in so many bytes.
 _MESSAGE: Final = 2048
 # A process that others do not follow when it ends has so many seconds to end by itself.
@@ -73,6 +77,7 @@ class Hosts:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
             self._initialize(seconds)
+            _check_devices()
             with _without_stdout():
                 multihost_utils.sync_global_devices("met")
         except (RuntimeError, ValueError) as error:
@@ -92,6 +97,16 @@ class Hosts:
             self.rank,
             initialization_timeout=seconds,
             cluster_detection_method="deactivate",
+        )
+
+
+def _check_devices() -> None:
+    """All processes have as many devices: JAX meets in rows of so many."""
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"process {rank} has {n}" for rank, n in sorted(counts.items()))
+        raise ToldError(
+            f"--hosts: {said} devices; all need as many: set PERFED_DEVICES to the least of these"
         )
 
 
@@ -198,12 +213,12 @@ def ready_together(
         fault = str(error)
     for rank, said in enumerate(_gathered(fault)):
         if said:
-            raise ConfigError(f"process {rank}: {said}")
+            raise ToldError(f"process {rank}: {said}")
     for what, value in facts:
         everyones = _gathered(value)
         for rank, said in enumerate(everyones):
             if said != everyones[0]:
-                raise ConfigError(
+                raise ToldError(
                     f"process {rank} has another {what} than process 0; make them the same"
                 )
     assert made is not None
@@ -217,6 +232,19 @@ def _gathered(text: str) -> list[str]:
     buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
     everyones = np.asarray(multihost_utils.process_allgather(buffer)).reshape(-1, _MESSAGE)
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyones.astype(np.uint8)]
+
+
+def end_with_parent() -> None:
+    """Of a process that `start_here` has started: its end, if its parent ends, however it does."""
+    if os.environ.pop(_TIED, None) is None:
+        return
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def start_here(count: int, arguments: Sequence[str]) -> int:
@@ -234,7 +262,12 @@ def start_here(count: int, arguments: Sequence[str]) -> int:
             with _on_cores(rank, count):
                 quiet = None if rank == 0 else subprocess.DEVNULL
                 processes.append(
-                    subprocess.Popen([*command, "--rank", str(rank)], stdin=quiet, stdout=quiet)
+                    subprocess.Popen(
+                        [*command, "--rank", str(rank)],
+                        env=os.environ | {_TIED: "1"},
+                        stdin=subprocess.PIPE,
+                        stdout=quiet,
+                    )
                 )
         while all(process.poll() in (None, 0) for process in processes):
             if all(process.poll() == 0 for process in processes):
@@ -244,6 +277,7 @@ def start_here(count: int, arguments: Sequence[str]) -> int:
         # They have heard it too.
         _end(processes)
         raise
+    # One has failed; the others hear of it, and have some time to say so.
     _end(processes)
     return next(code for process in processes if (code := process.returncode) != 0)
 
@@ -265,7 +299,8 @@ def _on_cores(rank: int, count: int) -> Iterator[None]:
         yield
         return
     cores = sorted(os.sched_getaffinity(0))
-    own = cores[rank::count] or [cores[rank % len(cores)]]
+    # As many for each, or one, which some then share.
+    own = cores[rank::count][: max(1, len(cores) // count)] or [cores[rank % len(cores)]]
     os.sched_setaffinity(0, own)
     try:
         yield

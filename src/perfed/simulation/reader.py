@@ -3,6 +3,7 @@
 Each process reads the rows of the clients on its own devices, and no others.
 """
 
+import mmap
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -153,7 +154,9 @@ class _Source:
             base = rows.__array_interface__["data"][0]
             whole = rows._mmap  # type: ignore[attr-defined]
             first = np.frombuffer(whole, np.uint8, 1).__array_interface__["data"][0]
-            self._first = base - first
+            # A mapping begins at a whole page before the array's own beginning in the file.
+            begins = rows.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            self._first = begins + base - first
             self._file = os.open(str(rows.filename), os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
             if hasattr(os, "posix_fadvise"):

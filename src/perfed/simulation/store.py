@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from perfed.errors import DataError
+from perfed.simulation import hosts
 from perfed.simulation.setup import Kept
 
 ROWS: Final = "rows"
@@ -27,6 +28,8 @@ UNDO: Final = "undo"
 
 # A checkpoint is due when more than this is kept to go back to the last one.
 _UNDO_BYTES: Final = 2**30
+# Processes tell each other so many bytes at a time.
+_SHARED_AT_ONCE: Final = 2**26
 
 # The round that a store with nothing to undo is at, the number of clients, the bytes of a row.
 _HEAD: Final = struct.Struct("<16sqqq")
@@ -65,7 +68,8 @@ class ClientStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self._folder / UNDO).exists():
             self._make()
-        head = (self._folder / UNDO).read_bytes()[: _HEAD.size]
+        with (self._folder / UNDO).open("rb") as file:
+            head = file.read(_HEAD.size)
         mark, _, count, width = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
         if (mark, count, width) != (_MARK, clients, len(self._first)):
             raise DataError(
@@ -103,6 +107,18 @@ class ClientStore:
         flat = [leaf.reshape(len(clients), -1).view(np.uint8) for leaf in leaves]
         self._rows[clients] = np.concatenate(flat, axis=1)
         self._known[clients] = 1
+
+    def share(self) -> None:
+        """Of several processes: what the first one's clients keep, in all of them."""
+        own = np.flatnonzero(self._known) if hosts.leads() else np.zeros(0, np.int64)
+        known = np.frombuffer(hosts.told(own.tobytes()) or b"", np.int64)
+        at_once = max(1, _SHARED_AT_ONCE // len(self._first))
+        for i in range(0, len(known), at_once):
+            some = known[i : i + at_once]
+            contents = hosts.told(self._rows[some].tobytes() if hosts.leads() else b"")
+            if not hosts.leads():
+                self._rows[some] = np.frombuffer(contents or b"", np.uint8).reshape(len(some), -1)
+                self._known[some] = 1
 
     @property
     def undo_bytes(self) -> int:
@@ -202,6 +218,14 @@ class KeptAside:
         if self._round != round:
             self.store.rewind(round)
             self._round = round
+
+    def take_up(self, round: int) -> None:
+        """The same when a run goes on; of several processes only the first has kept anything."""
+        if hosts.leads():
+            self.stand_at(round)
+        if hosts.several():
+            self.store.share()
+        self._round = round
 
     def write(self, round: int, clients: Int[np.ndarray, " some"], kept: Kept) -> None:
         """What clients keep after a round."""
