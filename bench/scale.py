@@ -201,7 +201,7 @@ batch = 40
 
 def processes(root: Path, folder: Path) -> tuple[list[float], list[float]]:
     """Milliseconds a round of one process with one core, and of two with one core each."""
-    few, many = 10, 60
+    few, many = 5, 30
     for rounds in (few, many):
         (folder / f"{rounds}.toml").write_text(HOSTS.format(rounds=rounds, root=root))
     alone: list[float] = []
@@ -254,6 +254,8 @@ def show(title: str, name: str, workers: Sequence[Worker], grown: Sequence[float
         row = (f"{value:,}", f"{worker.start_s:.1f}", spread(worker.times), f"{worker.mib:.0f}")
         table.add_row(*row)
     console.print(table)
+    if len(workers) == 1:
+        return
     times, memory = [median(w.times) for w in workers], [w.mib for w in workers]
     console.print(
         f"time grows like {name}^{exponent(grown, times):.2f}, memory like "

@@ -6,14 +6,17 @@ grid that hands messages over. `test_flower_federation` has the same with real p
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -24,13 +27,17 @@ from perfed.codecs import Float32
 from perfed.errors import ConfigError, DataError
 from perfed.experiment import Config
 from perfed.experiment.adapt import client_rows, load_model
-from perfed.experiment.simulate import Result, run
-from perfed.flower.client import Client, own_data
+from perfed.experiment.simulate import Progress, Result, run
+from perfed.flower import clients as clients_module
+from perfed.flower import remote as remote_module
+from perfed.flower import runtime, session
+from perfed.flower.client import Client, own_data, told
 from perfed.flower.clients import Clients
 from perfed.flower.conversation import TYPES, Conversation, blob_of, record
-from perfed.flower.home import KEPT, Home
+from perfed.flower.home import CONFIG, KEPT, Home
 from perfed.flower.plan import Plan, federated
 from perfed.flower.remote import Remote, RemoteScorer, TooFewError
+from perfed.flower.session import run_federation
 from perfed.flower.wire import Change, Hello, Introduction, Scored, Turn, packed, unpacked
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
@@ -67,7 +74,7 @@ class HandedOver(Grid):
                 self.seen.append(blob)
                 reply = Message(record(blob), reply_to=message)
             except Exception as error:
-                reply = Message(Error(2, str(error)), reply_to=message)
+                reply = Message(Error(2, told(error)), reply_to=message)
             if (node, group) not in self.lost:
                 self.replies[id] = reply
             else:
@@ -106,13 +113,20 @@ def client_of(data: Path, name: str) -> Client:
     return Client(Home(data.parent / "homes" / name), file)
 
 
+KEYS = {name: f"key {i}".encode() for i, name in enumerate(NAMES)}
+
+
+def greeting(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> Clients:
+    """The server's side, before anyone is there."""
+    say = (said if said is not None else []).append
+    settings = federated(Config.checked(values))
+    return Clients(Conversation(grid), "trial-1", settings, NAMES, KEYS, 30.0, say)
+
+
 def remote_of(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> Remote:
     """The server's side of a run, with everyone greeted."""
     config = Config.checked(values)
-    told = federated(config)
-    keys = {name: f"key {i}".encode() for i, name in enumerate(NAMES)}
-    say = (said if said is not None else []).append
-    clients = Clients(Conversation(grid), "trial-1", told, NAMES, keys, 30.0, say)
+    clients = greeting(values, grid, said)
     clients.gather(3)
     labels = values["data"].get("labels")
     federation = clients.federation(None if labels is None else tuple(labels))
@@ -269,6 +283,50 @@ def test_an_experiment_has_to_be_begun(data: Path, pfedme: tuple[Client, Any, An
     assert hello(client, changed, "trial-2").train == 20
 
 
+def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the server's: clients are not told of them, and keep on with what they keep."""
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    folder, said = data.parent / "run", list[str]()
+    terms = {"timeout": 20.0}
+    values = settings(data, PFEDME, federation=terms)
+    Plan.begun(Config.checked(values), folder, 3, NAMES)
+
+    def stop(progress: Progress) -> None:
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(grid, folder, KEYS, said.append, stop)
+    facts = json.loads((grid.clients[0].home.of(Plan.read(folder).experiment) / CONFIG).read_text())
+    assert facts["config"]["method"]["lam"] == 15.0
+    assert not {"federation", "output"} & set(facts["config"])
+    overrides = ["federation.timeout=25.0", "federation.minimum=1", "output.keep=2"]
+    plan = Plan.read(folder).on_terms(None, overrides)
+    assert (plan.config().federation.timeout, plan.config().federation.minimum) == (25.0, 1)
+    assert (plan.config().output.keep, plan.config().output.checkpoint_rounds) == (2, 1)
+    plan.write(folder)
+    # One whose folder says more of an experiment than is told now: it was begun by another version.
+    facts["config"] |= {"federation": terms, "output": {}}
+    (grid.clients[0].home.of(plan.experiment) / CONFIG).write_text(json.dumps(facts))
+    grid.clients[0] = client_of(data, "client-0")
+    for module in (session, remote_module):
+        monkeypatch.setattr(module, "RETURN", 5.0)  # nobody is waited for who is refused
+    result = run_federation(grid, folder, KEYS, said.append)
+    assert "going on from round 1" in said
+    assert distance(flat(result.global_model), flat(simulated(values).global_model)) < 1e-6
+
+
+def test_nothing_but_terms_may(data: Path) -> None:
+    values = settings(data, PFEDME)
+    plan = Plan.begun(Config.checked(values), data.parent / "run", 3, NAMES)
+    with pytest.raises(ConfigError, match=r"method.lam = 16.0: the run was begun with 15.0") as no:
+        plan.on_terms(None, ["method.lam=16.0", "rounds=9", "federation.timeout=9.0"])
+    assert "rounds = 9: the run was begun with 3" in str(no.value)
+    assert "timeout" not in str(no.value)
+    with pytest.raises(ConfigError, match=r"federation.minimum = 4"):
+        plan.on_terms(None, ["federation.minimum=4"])
+
+
 @pytest.mark.parametrize("name", ["../out", "/etc/x", "a/b", ".", "a\0b", "x" * 121, ""])
 def test_an_experiments_name_cannot_lead_out_of_the_home(data: Path, name: str) -> None:
     client = client_of(data, "client-0")
@@ -293,6 +351,99 @@ def test_the_answers_hold_nothing_that_stays_with_the_client(data: Path) -> None
     # What is sent can be found in this way.
     reply = next(blob for blob in grid.seen if b'"kind":"change"' in blob)
     assert unpacked(reply, Change)[1][0][-16:] in said
+
+
+def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a file is said to its owner alone."""
+    rows = [*(f"{i},{i % 3}" for i in range(20)), "HIV+,1", "1,SYPHILIS"]
+    values = settings(data, FEDAVG)
+    hi = packed(Hello(experiment="trial-1", config=federated(Config.checked(values)), name="c"))
+    sent: list[tuple[str, str]] = []
+    monkeypatch.setattr(runtime, "_heartbeat", lambda _: SimpleNamespace(is_running=False))
+    monkeypatch.setattr(
+        runtime, "push_message", lambda _, reply, __: sent.append(("reply", reply.error.reason))
+    )
+    monkeypatch.setattr(
+        runtime, "push_task_output", lambda _, __, ___, details: sent.append(("details", details))
+    )
+    HandedOver({})  # a run, in which messages are
+    asked = Message(record(hi), 1, TYPES["hello"], group_id="hello")
+    context = Context(1, 1, {}, RecordDict(), {})
+    monkeypatch.setattr(runtime, "pull_task_input", lambda _: (asked, context, None, None))
+    link: Any = SimpleNamespace(client=lambda *_: nullcontext())
+    for odd in (rows[:21], [*rows[:20], rows[21]]):
+        file = data / "patients.csv"
+        file.write_text("\n".join(["a,label", *odd]))
+        client = Client(Home(data.parent / "homes" / "c"), file)
+
+        def app(message: Message, _: Context, client: Client = client) -> Message:
+            return Message(record(client.answer(blob_of(message.content), "hello")), reply_to=asked)
+
+        said: list[str] = []
+        runtime._serve_task(link, "token", app, lambda: True, said.append)  # type: ignore[arg-type]
+        assert any(word in said[0] for word in ("HIV+", "SYPHILIS"))
+        for _, text in sent:
+            assert text == "its data cannot be read as the configuration says; its own log says why"
+    assert len(sent) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "due"),
+    [
+        (ValueError("could not convert 'HIV+'"), "ValueError: its own log says why"),
+        (DataError("patients.csv: HIV+"), "DataError: its own log says why"),
+        (OSError(28, "HIV+", "/a/patients.csv"), "OSError: [Errno 28] No space left on device"),
+        (OSError("HIV+"), "OSError: its own log says why"),
+        (ConfigError("rounds = 0:\n too few"), "ConfigError: rounds = 0: too few"),
+    ],
+)
+def test_of_other_errors_only_our_own_words_are_told(error: Exception, due: str) -> None:
+    assert told(error) == due
+
+
+def test_what_a_client_keeps_is_its_owners_alone(pfedme: tuple[Client, Any, Any]) -> None:
+    home = pfedme[0].home
+    for folder in (home.path, home.of("trial-1")):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+class Failing:
+    """A client that is there, but never takes a turn."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.asked = client, 0
+
+    def answer(self, blob: bytes, kind: str) -> bytes:
+        if kind == "turn":
+            self.asked += 1
+            raise MemoryError
+        return self.client.answer(blob, kind)
+
+
+def test_one_that_fails_gives_its_seat_to_the_next(data: Path) -> None:
+    values = settings(data, FEDAVG, cohort=2, federation={"attempts": 2, "minimum": 2})
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(values, grid)
+    first = remote._cohort(0)
+    failing: Any = Failing(grid.clients[first[0]])
+    grid.clients[first[0]] = failing
+    _, traffic = remote.record(remote.start(), 1)
+    assert failing.asked == 1
+    assert set(traffic.cohort[0]) == {0, 1, 2} - {first[0]}
+    assert remote._cohort(0) == first  # the next time it is asked as ever
+
+
+def test_every_round_with_clients_elsewhere_is_heard_of(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short rounds are, each is kept before the next."""
+    monkeypatch.setattr(sys.modules[run.__module__], "_BLOCK_SECONDS", 1e6)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    remote = remote_of(settings(data, FEDAVG), grid)
+    heard: list[int] = []
+    scorer = RemoteScorer(remote, False)
+    run(remote, 4, 4, scorer=scorer, on_course=lambda course: heard.append(course.round))
+    assert heard == [0, 1, 2, 3, 4]
 
 
 def test_a_client_away_gives_its_seat_to_the_next(data: Path) -> None:
@@ -424,10 +575,43 @@ def test_clients_must_be_alike(data: Path) -> None:
         arrays = {k: v[:, :5] if k.startswith("x") else v for k, v in old.items()}
     np.savez(data / "client-2.npz", **arrays)
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
-    with pytest.raises(
-        ConfigError, match=r"client-2: the shape of its inputs is \(5,\), but \(6,\)"
-    ):
-        remote_of(settings(data, FEDAVG), grid)
+    said: list[str] = []
+    clients = greeting(settings(data, FEDAVG), grid, said)
+    clients.look()
+    assert clients.here() == [0, 1]
+    assert said[-1] == (
+        "client-2 cannot take part: the shape of its inputs is (5,), but (6,) for client-0; "
+        "clients' files must be alike"
+    )
+    # It comes back with another file.
+    write_clients(data)
+    grid.down = {2}
+    clients.look()
+    grid.down, grid.clients[2] = set(), client_of(data, "client-2")
+    clients.look()
+    assert clients.here() == [0, 1, 2]
+
+
+def test_a_file_may_be_put_right_until_the_run_begins(data: Path) -> None:
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    said: list[str] = []
+    clients = greeting(settings(data, FEDAVG), grid, said)
+
+    def come_back_with(examples: int) -> None:
+        write_clients(data, examples=examples)
+        grid.down = {1}
+        clients.look()
+        grid.down, grid.clients[1] = set(), client_of(data, "client-1")
+        clients.look()
+
+    clients.look()
+    come_back_with(50)
+    assert clients.here() == [0, 1, 2]
+    assert clients.told["client-1"].train == 50
+    clients.settle()
+    come_back_with(60)
+    assert clients.here() == [0, 2]
+    assert "its data are not those it had when the run began" in said[-1]
 
 
 def test_scores_of_a_client_that_is_away_are_not_defined(data: Path) -> None:
@@ -440,6 +624,35 @@ def test_scores_of_a_client_that_is_away_are_not_defined(data: Path) -> None:
     accuracy = evaluation.scores["global"].accuracy  # type: ignore[union-attr]
     np.testing.assert_array_equal(np.isnan(accuracy), [False, True, False])
     assert np.isfinite(evaluation.scores["global"].summary()["accuracy"].mean)  # type: ignore[union-attr]
+
+
+def test_the_last_scoring_waits_for_those_who_are_away(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives them the models they are left with."""
+    monkeypatch.setattr(clients_module, "_PAUSE", 0.0)
+    grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
+    said: list[str] = []
+    remote = remote_of(settings(data, FEDAVG), grid, said)
+    scorer = RemoteScorer(remote, False, last=0)
+    looks = 0
+    there = grid.get_nodes
+
+    def later() -> Iterable[NodeInfo]:
+        nonlocal looks
+        looks += 1
+        grid.down = {1} if looks < 4 else set()
+        return there()
+
+    monkeypatch.setattr(grid, "get_nodes", later)
+    (evaluation,) = scorer.score_all([scorer], [remote.start()])
+    assert np.isfinite(evaluation.scores["global"].values["loss"]).all()  # type: ignore[union-attr]
+    assert not any("without a model" in line for line in said)
+    monkeypatch.setattr(grid, "get_nodes", there)
+    monkeypatch.setattr(remote_module, "RETURN", 0.0)  # not for ever
+    grid.down = {1}
+    scorer.score_all([scorer], [remote.start()])
+    assert "without a model of their own from the last round: client-1;" in said[-1]
 
 
 def test_the_home_must_be_writable(tmp_path: Path) -> None:

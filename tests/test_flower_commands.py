@@ -1,8 +1,13 @@
 """The commands of a federation: what they refuse at once, and what they say."""
 
 import socket
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import jax
+import psutil
 import pytest
 import tomli_w
 from click.testing import Result
@@ -10,8 +15,12 @@ from typer.testing import CliRunner
 
 from federations import NAMES, settings, write_clients
 from perfed.cli import app
-from perfed.flower.keys import make_keys
-from perfed.flower.plan import PLAN
+from perfed.experiment import Config
+from perfed.experiment.saved import saved_model
+from perfed.flower.keys import ServerKeys, make_keys
+from perfed.flower.plan import PLAN, Plan
+from perfed.flower.serve import Server
+from perfed.flower.trial import TRIAL, Trial, trial_config
 from test_cli import perfed
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
@@ -104,9 +113,30 @@ def test_a_taken_port_is_named(place: Path, tmp_path: Path) -> None:
             "serve", place / "config.toml", "--out", tmp_path / "run",
             "--keys", place / "keys" / "server", "--listen", address,
         )  # fmt: skip
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 1, done.stderr  # it may be free when it is tried again
     assert address in done.stderr
     assert (tmp_path / "run" / PLAN).exists()  # it can be begun by --resume on another port
+
+
+def test_on_resuming_the_terms_are_those_of_now(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfed.cli._federate", lambda *_: None)
+    config, keys = place / "config.toml", place / "keys" / "server"
+    resumed = ["--resume", tmp_path / "run", "--keys", keys]
+    assert here("serve", config, *resumed).exit_code == 0
+    begun = Plan.read(tmp_path / "run")
+    done = here("serve", config, *resumed, "--set", "federation.timeout=77.0")
+    assert done.exit_code == 0, done.stderr
+    assert Plan.read(tmp_path / "run").config().federation.timeout == 77.0
+    for file in ([], [config]):
+        done = here("serve", *file, *resumed, "--set", "method.lr=0.5")
+        assert done.exit_code == 2
+        assert "method.lr = 0.5: the run was begun with 0.1" in done.stderr
+    assert here("serve", *resumed).exit_code == 0  # as it was left
+    assert Plan.read(tmp_path / "run").config().federation.timeout == 77.0
+    assert here("serve", config, *resumed).exit_code == 0
+    assert Plan.read(tmp_path / "run") == begun
 
 
 def test_a_client_that_nobody_answers_gives_up_when_asked_to(place: Path, tmp_path: Path) -> None:
@@ -117,6 +147,67 @@ def test_a_client_that_nobody_answers_gives_up_when_asked_to(place: Path, tmp_pa
     )  # fmt: skip
     assert done.returncode == 1
     assert "has not let us in" in done.stderr
+
+
+def test_a_model_for_inputs_that_each_client_scales_predicts_for_nobody(
+    place: Path, tmp_path: Path
+) -> None:
+    values = settings(place / "data", FEDAVG)
+    values["data"]["standardise"] = "client"
+    config = Config.checked(values)
+    federation = config.build_federation()
+    model = config.build_model(federation)
+    saved = saved_model(model.init(jax.random.key(0)), model, federation, config.resolved())
+    (tmp_path / "model.safetensors").write_bytes(saved.to_bytes())
+    rows = place / "data" / "client-0.npz"
+    done = here("predict", tmp_path, "--data", rows)
+    assert done.exit_code == 2
+    assert "perfed adapt" in done.stderr
+    own = here("adapt", tmp_path, "--data", rows, "--out", tmp_path / "own.safetensors")
+    assert own.exit_code == 0, own.stderr
+    assert here("predict", tmp_path / "own.safetensors", "--data", rows).exit_code == 0
+
+
+def test_a_trial_replaces_an_earlier_one(tmp_path: Path) -> None:
+    for clients in (3, 2):
+        trial = Trial.prepared(trial_config(None, clients, []), tmp_path)
+        keys = ServerKeys.read(tmp_path / TRIAL / "keys" / "server")
+        assert tuple(keys.clients) == trial.names == NAMES[:clients]
+        assert len(list((tmp_path / TRIAL / "data").iterdir())) == clients
+        Plan.begun(trial.config, tmp_path, clients, trial.names)
+    # A folder of that name that no trial has made is left alone.
+    (tmp_path / "mine" / TRIAL).mkdir(parents=True)
+    (tmp_path / "mine" / TRIAL / "notes").touch()
+    Trial.prepared(trial_config(None, 2, []), tmp_path / "mine")
+    assert (tmp_path / "mine" / TRIAL / "notes").exists()
+
+
+def test_how_to_go_on_is_what_one_can_do(tmp_path: Path) -> None:
+    trial = Server(tmp_path, "127.0.0.1", 1, None, trial=True)
+    assert "perfed federate --overwrite" in trial._how_to_go_on
+    assert "--resume" not in trial._how_to_go_on
+    assert f"perfed serve --resume {tmp_path}" in replace(trial, trial=False)._how_to_go_on
+
+
+def test_a_trials_clients_end_with_it(tmp_path: Path) -> None:
+    """Even if it is killed."""
+    Trial.prepared(trial_config(None, 2, []), tmp_path)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom perfed.flower.trial import Trial\n"
+        "with Trial(Path(sys.argv[1]), None, ('client-0', 'client-1'))._members(9) as members:\n"
+        "    print(*(member.pid for member in members), flush=True)\n    time.sleep(100)\n"
+    )
+    command = [sys.executable, "-P", "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trial:
+        assert trial.stdout is not None
+        members = [psutil.Process(int(pid)) for pid in trial.stdout.readline().split()]
+        assert len(members) == 2
+        assert members[0].environ()["PERFED_DEVICES"]
+        trial.kill()
+    _, left = psutil.wait_procs(members, timeout=60)
+    for member in left:
+        member.kill()
+    assert not left
 
 
 def test_federate_needs_data_of_numbers(place: Path, tmp_path: Path) -> None:

@@ -1188,7 +1188,7 @@ def fleet(path: Path) -> Iterator[tuple[Conversation, FleetClient, FleetClient]]
         with (
             ClientsPort(
                 LOOPBACK, 0, f"https://{LOOPBACK}:{own}", certificate=keys.certificate,
-                key=keys.key, authority=keys.authority,
+                key=keys.key, authority=keys.authority, admitted=keys.clients.values(),
             ) as port,
             server_grid(link, lambda: program.ended is None) as grid,
         ):  # fmt: skip
@@ -1589,6 +1589,11 @@ WARNING :   Connection attempt failed, retrying in 2.54 seconds
 def test_keys_on_one_side_only_are_named(said: str, remedy: str) -> None:
     """A client without keys at a server with them, and the other way round."""
     assert remedy in join._why(said)
+
+
+def test_so_are_clocks_that_differ() -> None:
+    """A signature from the future is refused like one of a node that is not known any more."""
+    assert "clock" in join._why("ERROR : Client error '401 Unauthorized' for url 'https://x/'")
 
 
 if __name__ == "__main__":

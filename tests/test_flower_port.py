@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -65,7 +67,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.interceptors.http import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.superlink.routers.fleet.router import router
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -379,6 +381,7 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
             ClientsPort(
                 LOOPBACK, 0, f"https://{LOOPBACK}:{own}",
                 certificate=keys.certificate, key=keys.key, authority=keys.authority,
+                admitted=keys.clients.values(),
             ) as clients,
         ):  # fmt: skip
             link = SuperLink(folder, own, clients, operator)
@@ -639,6 +642,20 @@ def test_a_body_that_grows_too_long_is_cut_off(upstream: Recorder) -> None:
     assert upstream.bodies == [bytes(100_000)]
 
 
+def test_only_objects_are_long(port: ClientsPort, upstream: Recorder) -> None:
+    """A SuperLink takes in all of a request before it looks at who sends it."""
+    for name in sorted(module.FLEET - {"push-object"}):
+        long = "1048577" if name == "push-messages" else "65537"
+        announced = head(f"/v1/fleet/{name}", f"Content-Length: {long}")
+        assert raw((LOOPBACK, port.port), announced) == [(413, b"")], name
+        chunk = b"10001\r\n" + bytes(65537) + b"\r\n"
+        endless = head(f"/v1/fleet/{name}", "Transfer-Encoding: chunked") + 17 * chunk
+        with suppress(OSError):  # it may be closed before all of it is sent
+            assert raw((LOOPBACK, port.port), endless) in ([(413, b"")], []), name
+    assert upstream.bodies == []
+    assert httpx.post(url(port, "get-run"), content=bytes(65536)).status_code == 200
+
+
 @pytest.mark.parametrize("framing", ["Content-Length: 2000", "Transfer-Encoding: chunked"])
 def test_half_a_body_is_never_passed_for_the_whole(
     framing: str, port: ClientsPort, upstream: Recorder
@@ -665,7 +682,7 @@ def test_a_head_has_bounds(port: ClientsPort, upstream: Recorder) -> None:
 
 def test_without_a_superlink_clients_are_told_to_try_again(upstream: Recorder) -> None:
     with plain(f"http://{LOOPBACK}:{free_port()}") as port:
-        answer = httpx.post(url(port), content=bytes(MB))
+        answer = httpx.post(url(port, "push-object"), content=bytes(MB))
         assert (answer.status_code, answer.content) == (503, b"")
         assert httpx.post(url(port, "x")).status_code == 404
 
@@ -758,14 +775,17 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = ClientsPort(
             LOOPBACK, number, "http://x:1", certificate=None, key=None, authority=None
         )
-        with pytest.raises(ConfigError, match=rf"127.0.0.1:{number}: cannot listen there"), port:
+        with pytest.raises(OSError, match=rf"127.0.0.1:{number}: cannot listen there"), port:
             pass
 
 
-@pytest.mark.parametrize(("host", "number"), [("192.0.2.1", 0), (LOOPBACK, 70000)])
-def test_so_is_an_address_that_cannot_be(host: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("host", "number", "kind"), [("192.0.2.1", 0, OSError), (LOOPBACK, 70000, ConfigError)]
+)
+def test_so_is_an_address_that_is_not_here(host: str, number: int, kind: type[Exception]) -> None:
+    """It may come up yet, so that it is worth trying again; a port that cannot be is not."""
     port = ClientsPort(host, number, "http://x:1", certificate=None, key=None, authority=None)
-    with pytest.raises(ConfigError, match=rf"{host}:{number}: cannot listen there"), port:
+    with pytest.raises(kind, match=rf"{host}:{number}: cannot listen there"), port:
         pass
 
 
@@ -960,6 +980,42 @@ def test_no_key_no_service(superlink: SuperLink) -> None:
     answer = superlink.through("/v1/fleet/activate-node", request)
     assert answer.status_code == 401
     assert answer.headers["content-type"] == "application/json"
+
+
+def signature(key: ec.EllipticCurvePrivateKey, time: str) -> dict[str, str]:
+    """The headers of a request that is signed by a key."""
+    public = b64encode(public_key_to_bytes(key.public_key())).decode()
+    signed = b64encode(sign_message(key, time.encode())).decode()
+    return {"flwr-public-key": public, "flwr-signature": signed, "flwr-timestamp": time}
+
+
+def test_nothing_is_taken_in_of_what_no_admitted_key_has_signed(superlink: SuperLink) -> None:
+    own, now = client_key(superlink, "a"), datetime.now(UTC)
+    good = signature(own, now.isoformat())
+    other = signature(ec.generate_private_key(ec.SECP384R1()), now.isoformat())
+    bad: list[dict[str, str]] = [
+        {}, other, good | {"flwr-signature": other["flwr-signature"]},
+        good | {"flwr-public-key": other["flwr-public-key"]}, good | {"flwr-signature": "?"},
+        good | {"flwr-timestamp": (now + timedelta(seconds=1)).isoformat()},
+        *(signature(own, (now + timedelta(seconds=s)).isoformat()) for s in (-400, 60)),
+        *(signature(own, time) for time in (now.replace(tzinfo=None).isoformat(), "now")),
+    ]  # fmt: skip
+    before = superlink.clients.received
+    for name in ("push-object", "push-messages"):
+        for headers in bad:
+            lines = [f"{key}: {value}" for key, value in headers.items()]
+            request = head(f"/v1/fleet/{name}", "Content-Length: 1000000", *lines)
+            # It is answered at once, though nothing of the body has come.
+            assert superlink.raw(superlink.clients.port, request) == [(401, b"")], headers
+    assert superlink.clients.received - before < 20 * 2000
+    key = client_key(superlink, "b")
+    with superlink.fleet(key) as fleet:
+        node = activate(fleet, key)
+        push = PushObjectRequest(node=Node(node_id=node), object_id="x", object_content=bytes(MB))
+        with pytest.raises(httpx.HTTPStatusError, match="500"):  # the SuperLink knows no such run
+            fleet.PushObject(push)
+        fleet.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    assert superlink.clients.received - before > MB
 
 
 def test_a_client_of_another_authority_does_not_trust_the_port(

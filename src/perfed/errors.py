@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, final
 
 
 class FieldError(ValueError):
@@ -21,6 +21,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be run: what is wrong with it, one fault a line."""
 
 
+@final
 class ToldError(ConfigError):
     """A fault that all of the processes that compute a run have heard of: one may speak for all."""
 

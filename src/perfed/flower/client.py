@@ -1,5 +1,6 @@
 """One client: its own data, what it keeps, and its answers to the server's messages."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +15,11 @@ from perfed.data import Federation
 from perfed.data.own import client_files
 from perfed.data.pool import Pool
 from perfed.data.splits import Natural
-from perfed.errors import ConfigError, DataError
+from perfed.errors import CodecError, ConfigError, DataError, DivergedError
 from perfed.evaluation import Evaluator
 from perfed.experiment.config import Config
 from perfed.experiment.saved import saved_model
-from perfed.flower.home import Home, Memory
+from perfed.flower.home import Home, Memory, RefusalError
 from perfed.flower.wire import (
     Change,
     Hello,
@@ -44,6 +45,27 @@ _DEALING = ("test_from", "test_fraction", "standardise", "seed")
 _TOGETHER = ("feature", "unit")
 
 
+# What these say is ours, and is about messages, settings and rounds.
+_OPEN = (RefusalError, CodecError, ConfigError, DivergedError)
+
+
+@final
+class OwnDataError(DataError):
+    """The client's own file cannot be used; the text may quote it."""
+
+
+def told(error: Exception) -> str:
+    """What the server is told of an error: nothing that may quote a row, or name a file."""
+    if isinstance(error, OwnDataError):
+        return "its data cannot be read as the configuration says; its own log says why"
+    said = "its own log says why"
+    if isinstance(error, _OPEN):
+        said = " ".join(str(error).split())
+    elif isinstance(error, OSError) and error.errno:
+        said = f"[Errno {error.errno}] {os.strerror(error.errno)}"
+    return f"{type(error).__name__}: {said}"
+
+
 @final
 class Client:
     """Answers the server, from its own file and its own folder.
@@ -62,7 +84,7 @@ class Client:
         """The answer to a message; what is wrong with it is raised."""
         answers = {"hello": self.introduce, "turn": self.take_turn, "scoring": self.score}
         if kind not in answers:
-            raise DataError(f"a message of kind {kind!r} means nothing to a client")
+            raise RefusalError(f"a message of kind {kind!r} means nothing to a client")
         return answers[kind](blob)
 
     def introduce(self, blob: bytes) -> bytes:
@@ -131,7 +153,7 @@ class Client:
         """The model that was sent, and what the client keeps."""
         first = work.first
         if len(parts) > 1:
-            raise DataError(f"{len(parts)} models came where one is due")
+            raise RefusalError(f"{len(parts)} models came where one is due")
         # A method that sends nothing leaves everyone with the first model.
         w = codec.decode(parts[0], first.w) if parts else first.w
         kept = jax.tree.map(lambda leaf: leaf[0], first.kept)
@@ -142,8 +164,8 @@ class Client:
         if work is None:
             facts = self.home.facts(asked.experiment)
             if facts is None:
-                raise DataError(
-                    f"{UNKNOWN} {asked.experiment}: it was never begun in {self.home.path}, or "
+                raise RefusalError(
+                    f"{UNKNOWN} {asked.experiment}: it was never begun in this client's home, or "
                     "its folder there was removed"
                 )
             work = _Work.of(facts, self.data)
@@ -164,7 +186,11 @@ class _Work:
     @classmethod
     def of(cls, facts: dict[str, Any], data: Path) -> "_Work":
         config = Config.checked(facts["config"])
-        federation = config.scored(own_data(config, data, facts["name"]))
+        check_source(config)
+        try:
+            federation = config.scored(own_data(config, data, facts["name"]))
+        except Exception as error:
+            raise OwnDataError(str(error) or type(error).__name__) from error
         return cls(config, config.build_setup(federation, cohort=1))
 
     @cached_property
@@ -207,7 +233,6 @@ class _Work:
 
 def own_data(config: Config, file: Path, name: str) -> Federation:
     """A client's own file, read as the configuration says: a federation of one."""
-    check_source(config)
     settings = config.data.settings()
     reading = {key: settings[key] for key in _READING if key in settings}
     dealing = {key: settings[key] for key in _DEALING if key in settings}

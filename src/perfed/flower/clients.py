@@ -10,7 +10,6 @@ from typing import Any, Final, final
 
 from perfed.data import Federation
 from perfed.data.columns import named
-from perfed.errors import ConfigError
 from perfed.flower.checks import read_introduction
 from perfed.flower.client import UNKNOWN
 from perfed.flower.conversation import Answer, Conversation, Fault, LinkLostError
@@ -22,6 +21,8 @@ _PAUSE: Final = 0.5
 # How long everyone waits for one who has just come, and again for one who was refused, in seconds.
 _COURTESY: Final = 5.0
 _AGAIN: Final = 60.0
+# After a restart, a server's or their own, clients come back within a minute, by Flower's own pace.
+RETURN: Final = 90.0
 
 
 @final
@@ -69,7 +70,7 @@ class Clients:
     Args:
         conversation: how they are asked.
         experiment: the experiment's name.
-        config: what is trained, as it is told to clients.
+        config: what is trained (`without_terms`).
         names: who they are, in the order of their numbers; None: whoever comes first, by names of
             their own.
         keys: everyone's public key; None: there are no keys.
@@ -90,6 +91,7 @@ class Clients:
         self.experiment, self.timeout, self.say = experiment, timeout, say
         self.names: tuple[str, ...] = tuple(names or ())
         self.told: dict[str, Introduction] = {}
+        self._begun = False
         self.seats = {name: Seat() for name in self.names}
         self._conversation, self._config = conversation, config
         self._by_key = None if keys is None else {key: name for name, key in keys.items()}
@@ -218,10 +220,23 @@ class Clients:
             return Fault("it is none of this run's clients")
         if name in self.told and self.told[name] != told:
             return Fault("its data are not those it had when the run began")
+        other, first = next(iter(self.told.items()), (name, told))
+        for what in ("shape", "dtype", "features"):
+            here, there = getattr(told, what), getattr(first, what)
+            if here != there:
+                return Fault(
+                    f"the {what} of its inputs is {here}, but {there} for {other}; clients' files "
+                    "must be alike"
+                )
         return None
+
+    def take_up(self, told: Mapping[str, Introduction]) -> None:
+        """The run has begun before, with those who told this."""
+        self.told, self._begun = dict(told), True
 
     def settle(self) -> None:
         """The run begins with those who are here: they have their numbers from now on."""
+        self._begun = True
         if not self.names:
             self.names = tuple(named(set(self._at)))
         missing = [name for name in self.names if name not in self.told]
@@ -230,15 +245,6 @@ class Clients:
     def federation(self, labels: tuple[str, ...] | None) -> Federation:
         """What clients have told, as a federation whose examples are elsewhere."""
         first = self.told[self.names[0]]
-        for name in self.names:
-            own = self.told[name]
-            for what in ("shape", "dtype", "features"):
-                here, there = getattr(own, what), getattr(first, what)
-                if here != there:
-                    raise ConfigError(
-                        f"{name}: the {what} of its inputs is {here}, but {there} for "
-                        f"{self.names[0]}; clients' files must be alike"
-                    )
         train, test = ([getattr(self.told[n], part) for n in self.names] for part in _PARTS)
         return Federation.told(
             self.names, train, test, first.shape, first.dtype, labels, first.features
@@ -274,6 +280,8 @@ class Clients:
 
     def _leave(self, name: str) -> None:
         self._at.pop(name, None)
+        if not self._begun:
+            self.told.pop(name, None)  # it may come back with a file that was put right
         self._refused.clear()  # one of them may have waited for this name
         self.seats[name].now("away")
 

@@ -19,14 +19,22 @@ from safetensors.numpy import load, save
 
 from perfed.errors import ConfigError, DataError
 from perfed.experiment.files import read_json, write_whole
+from perfed.flower.wire import without_terms
 from perfed.simulation import Kept
 
 CONFIG: Final = "config.json"
 KEPT: Final = "kept"
 MODEL: Final = "model.safetensors"
 _MARK: Final = b"perfed-kept-1 "
+# What a client keeps says something about its rows, which are no other user's business.
+_OWN: Final = 0o700
 # Names come over the network and become folders: nothing that could lead out of the home.
 _EXPERIMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,119}")
+
+
+@final
+class RefusalError(DataError):
+    """Why a client gives no answer, in words for the server too: no row, and no path."""
 
 
 class Memory(NamedTuple):
@@ -47,7 +55,7 @@ class Memory(NamedTuple):
     def as_of(self, counted: int) -> Kept:
         """What is kept, given the last round in which the client's answer counted."""
         if self.round >= 0 and counted not in (self.base, self.round):
-            raise DataError(
+            raise RefusalError(
                 f"the server went back to what this client kept after round {counted}, but only "
                 f"what it kept after rounds {self.base} and {self.round} is there; remove the file "
                 f"{KEPT} to go on as a client that has not had a turn"
@@ -64,7 +72,7 @@ class Home:
 
     def __post_init__(self) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True, mode=_OWN)
             write_whole(self.path / ".writable", b"")
             (self.path / ".writable").unlink()
         except OSError as error:
@@ -73,20 +81,20 @@ class Home:
     def of(self, experiment: str) -> Path:
         """The folder of an experiment."""
         if not _EXPERIMENT.fullmatch(experiment):
-            raise DataError(f"{experiment!r} cannot be an experiment's name")
+            raise RefusalError(f"{experiment!r} cannot be an experiment's name")
         return self.path / experiment
 
     def begin(self, experiment: str, facts: dict[str, Any]) -> None:
         """Note what is trained; an experiment that is known already must be the same."""
         folder = self.of(experiment)
         if (folder / CONFIG).exists():
-            if read_json(folder / CONFIG) != facts:
-                raise DataError(
-                    f"{folder}: this experiment was begun here with other settings, or by another "
-                    "client; the server must begin a new one"
+            if _trained(read_json(folder / CONFIG)) != _trained(facts):
+                raise RefusalError(
+                    f"{experiment}: this experiment was begun here with other settings, or by "
+                    "another client; the server must begin a new one"
                 )
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=_OWN)
         write_whole(folder / CONFIG, json.dumps(facts, indent=1).encode())
 
     def facts(self, experiment: str) -> dict[str, Any] | None:
@@ -148,3 +156,8 @@ class Home:
         path = self.of(experiment) / MODEL
         write_whole(path, contents)
         return path
+
+
+def _trained(facts: dict[str, Any]) -> dict[str, Any]:
+    """What was noted, without the terms that a server may change while a run goes on."""
+    return facts | {"config": without_terms(facts["config"])}

@@ -140,7 +140,10 @@ def _why(said: str) -> str:
             "after a crash)"
         ),
         "code: 2001": "it asks for a key; give the folder of one by --keys",
-        "401 Unauthorized": "it does not know us any more, and may have been begun anew",
+        "401 Unauthorized": (
+            "it does not know us any more, and may have been begun anew; or our clock and its own "
+            "differ (ours may be 5 s ahead)"
+        ),
         "WRONG_VERSION_NUMBER": "it is served in plain; --insecure takes part in that",
         "handshake error": "the network, or a proxy on the way, does not let us through to it",
         "Connection refused": "nobody listens there",

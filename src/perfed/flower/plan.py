@@ -3,19 +3,20 @@
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
 from perfed.errors import ConfigError
 from perfed.experiment import rundir
-from perfed.experiment.config import Config
+from perfed.experiment.config import Config, overridden, read_toml
 from perfed.experiment.files import read_json, write_whole
 from perfed.experiment.recording import without_none
 from perfed.flower.client import check_source
-from perfed.flower.wire import Introduction
+from perfed.flower.wire import TERMS, Introduction, without_terms
 
-PLAN: Final = "federation.json"
+PLAN: Final = rundir.FEDERATION
 
 
 @final
@@ -24,7 +25,7 @@ class Plan:
     """A federated run.
 
     Attributes:
-        settings: its configuration, as it is told to clients.
+        settings: its configuration; clients are told of it `without_terms`.
         experiment: its name, which clients keep what they keep under.
         clients: how many there are.
         names: who they are, in the order of their numbers; None: not known yet.
@@ -85,6 +86,19 @@ class Plan:
         """With so many bytes more on the clients' port."""
         return replace(self, wire=(self.wire[0] + received, self.wire[1] + sent))
 
+    def on_terms(self, path: Path | None, overrides: Sequence[str]) -> "Plan":
+        """On the terms that a file and overrides say now; all else must be what it was."""
+        values = self.settings if path is None else read_toml(path)
+        config = Config.checked(overridden(values, overrides))
+        check_federated(config, self.clients)
+        settings = federated(config)
+        differing = _differences(without_terms(self.settings), without_terms(settings))
+        if differing:
+            free = " and ".join(f"[{section}]" for section in TERMS)
+            differing.append(f"{free} alone may change while a run goes on; begin another one")
+            raise ConfigError("\n".join(differing))
+        return replace(self, settings=settings)
+
     def config(self) -> Config:
         """Its configuration."""
         return Config.checked(self.settings)
@@ -98,6 +112,15 @@ def federated(config: Config) -> dict[str, Any]:
     for alone in ("engine", "network"):
         settings.pop(alone, None)
     return settings
+
+
+def _differences(old: Any, new: Any, place: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = [_differences(old.get(k), new.get(k), f"{place}.{k}") for k in {**old, **new}]
+        return [difference for part in parts for difference in part]
+    if old == new:
+        return []
+    return [f"{place.lstrip('.')} = {new!r}: the run was begun with {old!r}"]
 
 
 def check_federated(config: Config, clients: int) -> None:

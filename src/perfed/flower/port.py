@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from http import HTTPStatus
 from http.client import responses
 from pathlib import Path
@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.types import Receive, Scope, Send
 
 from perfed.errors import ConfigError
+from perfed.flower.runtime import signed
 
 # Flower's Fleet API: all that a SuperNode calls.
 FLEET: Final = frozenset(
@@ -38,8 +39,12 @@ KEYLESS: Final = frozenset({"register-node", "unregister-node"})
 # A SuperLink takes whatever is pushed, in whosever name: an order in the server's own, to a client
 # or to itself, or an answer in another client's.
 _PUSH: Final = b"/v1/fleet/push-messages"
-# It holds names; what a message says is pushed apart.
+_PUSH_OBJECT: Final = b"/v1/fleet/push-object"
+# The SuperLink takes a body in before it looks at who has signed the request, so none is passed on
+# that is longer than need be: a push holds names, what a message says is pushed apart as objects,
+# and everything else is a few numbers.
 _LONGEST_PUSH: Final = 1 << 20
+_LONGEST: Final = 1 << 16
 # What the Fleet API reads of a request beside its body, and what a SuperNode reads of the answer.
 REQUEST_HEADERS: Final = frozenset(
     {
@@ -89,6 +94,7 @@ class ClientsPort:
         certificate: Path | None,
         key: Path | None,
         authority: Path | None,
+        admitted: Collection[bytes] = (),
         limit: int = 2**31 - 1,
     ) -> None:
         """Set up; nothing is opened yet.
@@ -101,10 +107,13 @@ class ClientsPort:
                 ways, and clients register themselves.
             key: the private key of the certificate.
             authority: the certificate that the SuperLink's own must be issued by.
+            admitted: the public keys of those who may push anything; without keys, everyone may.
             limit: the most bytes that the body of a request may have.
         """
         self.host, self.port = host, port
-        self._limit = limit
+        self._admitted = frozenset(admitted)
+        self._limits = {_PUSH: min(limit, _LONGEST_PUSH), _PUSH_OBJECT: limit}
+        self._limit = min(limit, _LONGEST)
         # Changed in the port's own thread alone, so that others may read them at any time.
         self._received = self._sent = 0
         if certificate is None or key is None or authority is None:
@@ -136,7 +145,9 @@ class ClientsPort:
         try:
             listening = socket.create_server((self.host, self.port), family=family)
         except (OSError, OverflowError) as error:
-            raise ConfigError(
+            # An address may come up yet, and a port become free; what is not allowed stays so.
+            fixed = isinstance(error, OverflowError | PermissionError)
+            raise (ConfigError if fixed else OSError)(
                 f"{self.host}:{self.port}: cannot listen there ({error}); give an address of this "
                 "machine and a port that is free"
             ) from None
@@ -169,7 +180,7 @@ class ClientsPort:
         while not self._server.started:
             if not self._thread.is_alive():
                 listening.close()
-                raise RuntimeError(f"{self.host}:{self.port}: the clients' port did not start")
+                raise OSError(f"{self.host}:{self.port}: the clients' port did not start")
             time.sleep(0.01)
         return self
 
@@ -212,14 +223,19 @@ class ClientsPort:
             # Where it ends is said twice, and so is where a next request would begin: no more here.
             await self._reply(send, HTTPStatus.BAD_REQUEST, (b"connection", b"close"))
             return
-        length = int(lengths[0]) if lengths else 0
-        if length > self._limit:
+        pushes = target in self._limits
+        if pushes and self._tls is not None and not signed(headers, self._admitted):
+            await self._reply(send, HTTPStatus.UNAUTHORIZED)
+            return
+        length, limit = int(lengths[0]) if lengths else 0, self._limits.get(target, self._limit)
+        if length > limit:
             await self._reply(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
-        content: AsyncIterator[bytes] | bytes = self._body(receive)
+        body = self._body(receive, limit)
+        content: AsyncIterator[bytes] | bytes = body
         if target == _PUSH:
             try:
-                content = b"".join([piece async for piece in self._body(receive, _LONGEST_PUSH)])
+                content = b"".join([piece async for piece in body])
             except _TooLongError:
                 await self._reply(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
                 return
@@ -251,9 +267,9 @@ class ClientsPort:
         else:
             await self._pass_back(response, send)
 
-    async def _body(self, receive: Receive, limit: int | None = None) -> AsyncIterator[bytes]:
+    async def _body(self, receive: Receive, limit: int) -> AsyncIterator[bytes]:
         """The body of a request, piece by piece as it comes."""
-        length, limit = 0, self._limit if limit is None else min(limit, self._limit)
+        length = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":

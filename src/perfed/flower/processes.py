@@ -1,4 +1,4 @@
-"""Flower's own programs, as children of this process that end when it ends, however it ends."""
+"""Programs, Flower's and ours, as children that end when this process ends, however it ends."""
 
 import os
 import signal
@@ -7,14 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, final
 
-from perfed.errors import ConfigError
-
-# What runs in a child around Flower's own program: it ends when this process has ended, even by
+# What runs in a child around the program itself: it ends when this process has ended, even by
 # SIGKILL, because the pipe that it reads from is closed then. It must import nothing of ours.
 _KEEPER: Final = """
 import os, signal, sys, threading, traceback
@@ -85,16 +83,24 @@ def ended_in_order() -> Iterator[None]:
 
 @final
 class Program:
-    """One of Flower's programs, running.
+    """A program, running.
 
     Args:
-        name: the program.
+        name: the program, as its package calls it.
         arguments: what it is given.
         home: the folder that Flower may call its own.
         log: where all it says goes.
+        environment: what it finds there beside what this process has.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], home: Path, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        home: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name, self.log = name, log
         home.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log.open("ab")
@@ -104,7 +110,7 @@ class Program:
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=os.environ | _QUIET | {"FLWR_HOME": str(home.absolute())},
+            env=os.environ | _QUIET | {"FLWR_HOME": str(home.absolute())} | dict(environment or {}),
             # Ctrl-C is for this process, which then ends its children in good order.
             start_new_session=True,
         )
@@ -126,7 +132,10 @@ class Program:
             return file.read().decode(errors="replace")
 
     def wait_for_port(self, port: int, seconds: float = 60.0) -> None:
-        """Until it listens there; a `ConfigError` with its last words if it does not."""
+        """Until it listens there; an `OSError` with its last words if it does not.
+
+        No error of a setting: this machine may be busy, or somebody else may have taken the port.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.ended is None:
             with socket.socket() as probe:
@@ -135,12 +144,17 @@ class Program:
                     return
             time.sleep(0.1)
         last = "\n".join(self.said().strip().splitlines()[-5:])
-        raise ConfigError(f"{self.name} did not start (its log is {self.log}):\n{last}")
+        raise OSError(f"{self.name} did not start (its log is {self.log}):\n{last}")
+
+    def end(self) -> None:
+        """Tell it to end, without waiting for that."""
+        if self.ended is None:
+            self._child.send_signal(signal.SIGTERM)
 
     def stop(self, seconds: float = 15.0) -> None:
         """End it in good order, or else at once."""
         if self.ended is None:
-            self._child.send_signal(signal.SIGTERM)
+            self.end()
             try:
                 self._child.wait(seconds)
             except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """Rounds with clients that are elsewhere: the same sentence as ever, over the network."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Self, final, get_args
 
@@ -14,7 +14,7 @@ from perfed.errors import DivergedError
 from perfed.evaluation import Evaluation, ModelKind, Scorer, Scores, score_names
 from perfed.experiment.sections import FederationSection
 from perfed.flower.checks import Lengths, Received, read_change, read_scores, usual_length
-from perfed.flower.clients import Clients
+from perfed.flower.clients import RETURN, Clients
 from perfed.flower.conversation import Fault
 from perfed.flower.wire import Scoring, Turn, packed
 from perfed.randomness import Purpose, fold, permuted
@@ -74,10 +74,12 @@ class Remote(Rounds):
         """One round, tried a few times if too few clients answer."""
         round, least = int(state.round), self._terms.least(self.setup.cohort)
         faults: dict[str, str] = {}
+        failed: set[int] = set()  # in an earlier attempt
         for attempt in range(self._terms.attempts):
             self.clients.gather(least)
-            cohort = self._cohort(round)
+            cohort = self._cohort(round, failed)
             good, faults = self._turns(state, cohort)
+            failed |= set(cohort) - good.keys()
             if len(good) >= least:
                 return self._closed(state, cohort, good)
             left = self._terms.attempts - attempt - 1
@@ -92,12 +94,16 @@ class Remote(Rounds):
             f"attempts ({told})"
         )
 
-    def _cohort(self, round: int) -> list[int]:
-        """As a simulation picks it; the seat of a client that is away goes to the next one."""
+    def _cohort(self, round: int, failed: Collection[int] = ()) -> list[int]:
+        """As a simulation picks it; the seat of a client that is away goes to the next one.
+
+        So does that of one that has failed in this round, as long as there is a next one.
+        """
         n = self.setup.federation.clients
         order = permuted(fold(self.setup.seed, Purpose.COHORT, round), jnp.arange(n), n)
         here = set(self.clients.here())
-        return [int(i) for i in order if int(i) in here][: self.setup.cohort]
+        ready = [int(i) for i in order if int(i) in here]
+        return sorted(ready, key=lambda i: i in failed)[: self.setup.cohort]
 
     def _turns(self, state: State, cohort: list[int]) -> tuple[dict[int, Received], dict[str, str]]:
         """The cohort's changes that count, and why others do not."""
@@ -176,10 +182,16 @@ class RemoteScorer(Scorer):
     """Asks every client that is there how good the models are.
 
     A client that is away, or whose answer does not count, has no scores in that round.
+
+    Args:
+        remote: the run.
+        training: whether training data are scored too.
+        last: the round of the last scoring, in which clients get the models they are left with: one
+            that is away is waited for.
     """
 
-    def __init__(self, remote: Remote, training: bool) -> None:
-        self._remote = remote
+    def __init__(self, remote: Remote, training: bool, last: int | None = None) -> None:
+        self._remote, self._last = remote, last
         task, federation = remote.setup.task, remote.setup.federation
         self._names = score_names(federation.labels is not None, training, task.l2 > 0)
 
@@ -199,23 +211,32 @@ class RemoteScorer(Scorer):
         """Of the one run."""
         (state,) = states
         remote, clients = self._remote, self._remote.clients
-        clients.gather(1)
+        round = int(state.round)
+        clients.gather(1, everyone=RETURN if round == self._last else None)
         message = Float32().encode(jax.random.key(0), state.w)
-        round, here = int(state.round), clients.here()
+        here = clients.here()
         questions = {i: packed(remote.asked(Scoring, state, i), message) for i in here}
         answers = clients.ask("scoring", round, questions)
         n = self.setup.federation.clients
         values = {
             kind: {name: np.full(n, np.nan) for name in self._names} for kind in get_args(ModelKind)
         }
+        left = set(range(n))
         for i, answer in answers.items():
             scores = read_scores(answer, clients.experiment, round, self._names)
             if isinstance(scores, Fault):
                 clients.say(f"{clients.names[i]} has no scores after {round}: {scores.reason}")
                 clients.forget(i, scores)
                 continue
+            left.remove(i)
             for kind, own in scores.items():
                 for name, value in own.items():
                     values[kind][name][i] = value
+        if left and round == self._last:
+            names = ", ".join(clients.names[i] for i in sorted(left))
+            clients.say(
+                f"without a model of their own from the last round: {names}; what they have is of "
+                "the last scoring that they answered"
+            )
         sizes = np.asarray(self.setup.federation.test.size)
         return [Evaluation(round, {kind: Scores(own, sizes) for kind, own in values.items()}, None)]

@@ -9,9 +9,11 @@ and compiled programs stay loaded between rounds.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from base64 import b64decode
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final, final
 
@@ -19,7 +21,13 @@ import httpx
 from flwr.app import Context, Error, Message
 from flwr.cli.build import build_fab_from_files
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+    SubStatus,
+)
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import (
@@ -29,8 +37,13 @@ from flwr.proto.runtime_pb2 import (
     SendTaskHeartbeatRequest,
 )
 from flwr.serverapp import Grid
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TaskType,
+)
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.date import now
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -39,6 +52,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -46,6 +60,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from perfed.flower.client import told
 from perfed.flower.conversation import LinkLostError
 
 _PAUSE: Final = 0.1
@@ -150,6 +165,26 @@ def _in_use(error: httpx.HTTPStatusError) -> bool:
     return told is not None and "in use" in f"{told.message} {told.public_details}".lower()
 
 
+def signed(headers: Iterable[tuple[bytes, bytes]], admitted: Collection[bytes]) -> bool:
+    """Whether a SuperNode's request is signed just now, by one of these public keys.
+
+    The SuperLink asks the same, but once it has all of the request.
+    """
+    found = dict(headers)
+    try:
+        key, signature = (
+            b64decode(found[name.encode()], validate=True)
+            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+        )
+        text = found[TIMESTAMP_HEADER.encode()]
+        age = (now() - datetime.fromisoformat(text.decode("ascii"))).total_seconds()
+    except (KeyError, ValueError, TypeError):  # a time without a zone is of another type
+        return False
+    fresh = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+    # Those that are not on the list are not even read.
+    return fresh and key in admitted and verify_signature(bytes_to_public_key(key), text, signature)
+
+
 @contextmanager
 def server_grid(link: Link, alive: Callable[[], bool]) -> Iterator[Grid]:
     """Start a run, and be its server app: a grid to talk to clients over.
@@ -202,8 +237,9 @@ def serve_tasks(
 ) -> None:
     """Be the client app of a SuperNode: answer its messages one by one, as long as it is `going`.
 
-    A message whose answer fails is answered by what went wrong. This ends, too, when no answer can
-    be given at all: the SuperNode would wait for it for ever, and has to be started anew.
+    A message whose answer fails is answered by what went wrong, as far as the server may know it.
+    This ends, too, when no answer can be given at all: the SuperNode would wait for it for ever,
+    and has to be started anew.
     """
     with link.client() as client:
         while going():
@@ -249,10 +285,10 @@ def _serve_task(
                 status = SubStatus.COMPLETED
                 say(f"{what}: done in {time.monotonic() - begun:.1f} s")
             except Exception as error:
-                details = " ".join(str(error).split())
+                say(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
+                details = told(error)
                 code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-                reply = Message(Error(code, f"{type(error).__name__}: {details}"), reply_to=message)
-                say(f"{what}: {details}")
+                reply = Message(Error(code, details), reply_to=message)
             push_message(client, reply, context)
         finally:
             push_task_output(client, context, status, details)

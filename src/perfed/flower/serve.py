@@ -35,12 +35,14 @@ class Server:
         host: the address that clients reach.
         port: its port.
         keys: the server's, and everyone's public ones; None: in plain, and anybody may take part.
+        trial: whether its clients are children of this process, and end with it.
     """
 
     folder: Path
     host: str
     port: int
     keys: ServerKeys | None
+    trial: bool = False
 
     def run(
         self,
@@ -70,6 +72,8 @@ class Server:
 
     @property
     def _how_to_go_on(self) -> str:
+        if self.trial:
+            return "begin again with: perfed federate --overwrite, and what else you gave it"
         same = "--listen and --keys" if self.keys else "--listen, --insecure and --clients"
         return f"go on with: perfed serve --resume {self.folder}, and the same {same}"
 
@@ -109,6 +113,7 @@ class Server:
                 certificate=None if keys is None else keys.certificate,
                 key=None if keys is None else keys.key,
                 authority=None if keys is None else keys.authority,
+                admitted=() if keys is None else keys.clients.values(),
                 limit=Plan.read(self.folder).config().federation.message_limit,
             )  # fmt: skip
             stack.enter_context(clients_port)

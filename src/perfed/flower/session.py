@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from flwr.serverapp import Grid
 
@@ -10,13 +9,11 @@ from perfed.experiment import rundir
 from perfed.experiment.observers import observers_of
 from perfed.experiment.recording import Recording
 from perfed.experiment.simulate import Progress, Result
-from perfed.flower.clients import Clients, Say
+from perfed.flower.clients import RETURN, Clients, Say
 from perfed.flower.conversation import Conversation
 from perfed.flower.plan import Plan
 from perfed.flower.remote import Remote, RemoteScorer
-
-# After a server's restart clients come back within a minute, by Flower's own pace.
-_RETURN: Final = 90.0
+from perfed.flower.wire import without_terms
 
 
 def run_federation(
@@ -42,12 +39,18 @@ def run_federation(
     terms = config.federation
     # Keys may have been added since: clients have the numbers that they had at first.
     clients = Clients(
-        Conversation(grid), plan.experiment, plan.settings, plan.names, keys, terms.timeout, say
+        Conversation(grid),
+        plan.experiment,
+        without_terms(plan.settings),
+        plan.names,
+        keys,
+        terms.timeout,
+        say,
     )
     on_clients(clients)
     if plan.told:
-        clients.told.update(plan.told)
-        clients.gather(terms.least(config.build_recipe().cohort), everyone=_RETURN)
+        clients.take_up(plan.told)
+        clients.gather(terms.least(config.build_recipe().cohort), everyone=RETURN)
     else:
         clients.gather(plan.clients)
         clients.settle()
@@ -61,7 +64,7 @@ def run_federation(
         folder,
         remote,
         observers_of(config.output.trackers),
-        scorer=RemoteScorer(remote, config.score_training),
+        scorer=RemoteScorer(remote, config.score_training, config.rounds),
     )
     if not (folder / rundir.CONFIG).exists():
         recording.begin_folder()

@@ -1,8 +1,7 @@
 """`perfed federate`: a whole federation on this machine, by the commands that production uses."""
 
 import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from perfed.experiment.recording import without_none
 from perfed.experiment.simulate import Progress, Result
 from perfed.flower.clients import Clients, Say
 from perfed.flower.keys import ServerKeys, make_keys
-from perfed.flower.plan import Plan, check_federated
+from perfed.flower.plan import PLAN, Plan, check_federated
+from perfed.flower.processes import Program
 from perfed.flower.serve import Server
 from perfed.simulation.hosts import free_port
 
@@ -52,6 +52,8 @@ class Trial:
         settings = _with_files(config, federation, data)
         derived = Config.checked(settings)
         check_federated(derived, federation.clients)
+        if (folder / PLAN).exists() and place.is_dir():
+            shutil.rmtree(place)  # an earlier trial's, whose clients have no part in this one
         data.mkdir(parents=True, exist_ok=True)
         for i, name in enumerate(names):
             _write_client(federation, i, data / f"{name}.npz")
@@ -70,47 +72,32 @@ class Trial:
         port = free_port()
         Plan.begun(self.config, self.folder, len(self.names), tuple(keys.clients))
         with self._members(port):
-            server = Server(self.folder, "127.0.0.1", port, keys)
+            server = Server(self.folder, "127.0.0.1", port, keys, trial=True)
             return server.run(say, on_progress, on_clients)
 
     @contextmanager
-    def _members(self, port: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    def _members(self, port: int) -> Iterator[list[Program]]:
         """A `perfed join` for each client."""
-        members = []
         place = self.folder / TRIAL
+        # One device each: clients of a trial share this machine's cores.
+        environment = {"PERFED_DEVICES": os.environ.get("PERFED_DEVICES", "1")}
+        members: list[Program] = []
         try:
             for name in self.names:
-                (place / "homes").mkdir(exist_ok=True)
-                with (place / f"{name}.log").open("wb") as log:
-                    command = [
-                        sys.executable, "-P", "-m", "perfed.cli", "join",
-                        "--server", f"127.0.0.1:{port}",
-                        "--data", str(place / "data" / f"{name}.npz"),
-                        "--home", str(place / "homes" / name),
-                        "--keys", str(place / "keys" / "clients" / name),
-                    ]  # fmt: skip
-                    # One device each: clients of a trial share this machine's cores.
-                    env = {"PERFED_DEVICES": "1"} | os.environ
-                    members.append(
-                        subprocess.Popen(
-                            command,
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=subprocess.STDOUT,
-                            env=env,
-                            start_new_session=True,
-                        )
-                    )
+                arguments = [
+                    "join", "--server", f"127.0.0.1:{port}",
+                    "--data", str(place / "data" / f"{name}.npz"),
+                    "--home", str(place / "homes" / name),
+                    "--keys", str(place / "keys" / "clients" / name),
+                ]  # fmt: skip
+                log = place / f"{name}.log"
+                members.append(Program("perfed", arguments, place / "flower", log, environment))
             yield members
         finally:
             for member in members:
-                member.terminate()
+                member.end()
             for member in members:
-                try:
-                    member.wait(20)
-                except subprocess.TimeoutExpired:
-                    member.kill()
-                    member.wait()
+                member.stop(20)
 
 
 def _with_files(config: Config, federation: Federation, data: Path) -> dict[str, Any]:
@@ -144,7 +131,6 @@ def _write_client(federation: Federation, i: int, path: Path) -> None:
 # A small run, for a first look.
 _DEFAULT: Final[dict[str, Any]] = {
     "rounds": 3,
-    "cohort": 3,
     "eval_every": 1,
     "data": {"source": "digits", "split": "dirichlet", "concentration": 0.5},
     "model": {"name": "mlr"},

@@ -15,6 +15,8 @@ from perfed.errors import CodecError
 
 MARK: Final = b"perfed"
 VERSION: Final = 1
+# Sections of a configuration that may change while a run goes on: no result depends on them.
+TERMS: Final = ("federation", "output")
 _FIXED: Final = len(MARK) + 1 + 4
 # The digits of the largest whole number that anything here could be.
 _LONGEST_NUMBER: Final = 20
@@ -125,6 +127,11 @@ class Scored(Header):
     kind: Literal["scored"] = "scored"
     round: Count
     scores: dict[str, dict[str, Score | None]]
+
+
+def without_terms(settings: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it is told to clients, who need not know on what terms they are asked."""
+    return {key: value for key, value in settings.items() if key not in TERMS}
 
 
 _Kind = TypeVar("_Kind", bound=Header)
