@@ -27,6 +27,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from perfed.simulation.hosts import free_port
+
 FEATURES, CLASSES = 60, 10
 TURNS = 5
 BLOCK_S = 1.0  # rounds are timed together for about so long
@@ -77,14 +79,17 @@ def write(root: Path, clients: int) -> float:
 # One case, in a process of its own.
 
 
-def work(root: Path, case: Case) -> None:
+def work(root: Path, case: Case, port: str = "", rank: str = "") -> None:
     """Says when the first round is done, and then how long so many rounds took as it is asked."""
     begun = time.perf_counter()
     import jax
 
     from perfed import MLP, MLR, FedAvg, Method, PFedMe, Setup, Task, load
     from perfed.simulation import Streamed
+    from perfed.simulation.hosts import Hosts
 
+    if port:
+        Hosts(("127.0.0.1", "127.0.0.1"), int(port), int(rank)).connect()
     held = _Held()
     data = load("stored", root=str(root))
     model = MLP(FEATURES, CLASSES, case.hidden, "elu") if case.hidden else MLR(FEATURES, CLASSES)
@@ -100,6 +105,8 @@ def work(root: Path, case: Case) -> None:
         state = jax.block_until_ready(engine.advance(state, count))
         spent = 1e3 * (time.perf_counter() - begun) / count
         print(json.dumps({"ms": spent, "mib": held.most / 1024}), flush=True)
+    if port:
+        os._exit(0)  # the usual end would wait for the other one
 
 
 class _Held:
@@ -136,8 +143,7 @@ class Worker:
 
     def take(self, rounds: int) -> float:
         """Milliseconds a round of so many."""
-        assert self.process.stdin is not None
-        print(rounds, file=self.process.stdin, flush=True)
+        told(self.process, rounds)
         answer = heard(self.process)
         self.mib = answer["mib"]
         return float(answer["ms"])
@@ -152,20 +158,38 @@ def heard(process: "subprocess.Popen[str]") -> Any:
     return json.loads(line)
 
 
+def told(process: "subprocess.Popen[str]", rounds: int) -> None:
+    """Ask a worker for so many rounds."""
+    assert process.stdin is not None
+    print(rounds, file=process.stdin, flush=True)
+
+
 @contextmanager
-def at_work(root: Path, case: Case) -> Iterator[Worker]:
-    """Start a case; it is ready when its first round is done."""
-    arguments = ["--work", str(root), json.dumps(asdict(case))]
+def started(
+    root: Path, case: Case, cores: Sequence[int] | None = None, place: Sequence[str] = ()
+) -> Iterator["subprocess.Popen[str]"]:
+    """A worker's process, on some cores; `place` is a port and a rank, if it is one of two."""
+    arguments = ["--work", str(root), json.dumps(asdict(case)), *place]
     command = [sys.executable, "-m", "bench.scale", *arguments]
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)  # the child inherits it
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(0, before)
     try:
-        worker = Worker(case, heard(process)["start_s"], [], 0.0, process)
-        worker.block = max(2, round(1e3 * BLOCK_S / worker.take(2)))
-        yield worker
+        yield process
     finally:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(60)
+
+
+@contextmanager
+def at_work(root: Path, case: Case, cores: Sequence[int] | None = None) -> Iterator[Worker]:
+    """Start a case; it is ready when its first round is done."""
+    with started(root, case, cores) as process:
+        worker = Worker(case, heard(process)["start_s"], [], 0.0, process)
+        worker.block = max(2, round(1e3 * BLOCK_S / worker.take(2)))
+        yield worker
 
 
 def in_turns(roots: dict[int, Path], cases: Sequence[Case]) -> list[Worker]:
@@ -180,54 +204,28 @@ def in_turns(roots: dict[int, Path], cases: Sequence[Case]) -> list[Worker]:
 
 # Two processes.
 
-HOSTS = """
-rounds = {rounds}
-cohort = 20
-eval_every = {rounds}
-eval_clients = 1
-[data]
-source = "stored"
-root = "{root}"
-[model]
-name = "mlp"
-hidden = [800, 600]
-[method]
-name = "fedavg"
-lr = 0.01
-tau = 20
-batch = 40
-"""
 
-
-def processes(root: Path, folder: Path) -> tuple[list[float], list[float]]:
+def processes(root: Path, case: Case) -> tuple[list[float], list[float]]:
     """Milliseconds a round of one process with one core, and of two with one core each."""
-    few, many = 5, 30
-    for rounds in (few, many):
-        (folder / f"{rounds}.toml").write_text(HOSTS.format(rounds=rounds, root=root))
-    alone: list[float] = []
-    both: list[float] = []
-    cores = os.sched_getaffinity(0)
-    for turn in range(TURNS + 1):
-        for count, found in ((1, alone), (2, both)):
-            seconds = {}
-            for rounds in (few, many):
-                command = [
-                    sys.executable,
-                    "-m",
-                    "perfed.cli",
-                    "run",
-                    str(folder / f"{rounds}.toml"),
-                ]
-                if count > 1:
-                    command += ["--hosts", str(count)]
-                os.sched_setaffinity(0, sorted(cores)[:count])
-                begun = time.perf_counter()
-                subprocess.run(command, check=True, capture_output=True)
-                seconds[rounds] = time.perf_counter() - begun
-                os.sched_setaffinity(0, cores)
-            if turn:  # the first one compiles
-                found.append(1e3 * (seconds[many] - seconds[few]) / (many - few))
-    return alone, both
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with ExitStack() as stack:
+        alone = stack.enter_context(at_work(root, case, [cores[0]]))
+        port, both = free_port(), []
+        for rank, core in enumerate(cores):
+            place = [str(port), str(rank)]
+            both.append(stack.enter_context(started(root, case, [core], place)))
+        for process in both:
+            heard(process)
+        times: tuple[list[float], list[float]] = [], []
+        for turn in range(TURNS + 1):
+            one = alone.take(alone.block)
+            for process in both:
+                told(process, 2 * alone.block)
+            two = max(heard(process)["ms"] for process in both)
+            if turn:  # the first one warms up
+                times[0].append(one)
+                times[1].append(two)
+    return times
 
 
 # What comes of it.
@@ -269,11 +267,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--most", type=int, default=1_000_000, help="clients, at most (a million)")
     parser.add_argument("--only", choices=("federation", "cohort", "model", "processes"))
-    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
         fields = json.loads(given.work[1])
-        work(Path(given.work[0]), Case(**fields | {"hidden": tuple(fields["hidden"])}))
+        case = Case(**fields | {"hidden": tuple(fields["hidden"])})
+        work(Path(given.work[0]), case, *given.work[2:])
         return
     wanted = [given.only] if given.only else ["federation", "cohort", "model", "processes"]
     sizes = [n for n in (10_000, 100_000, 1_000_000) if n <= given.most]
@@ -283,14 +282,14 @@ def main() -> None:
         roots = {n: Path(folder) / str(n) for n in sizes}
         for n, root in roots.items():
             console.print(f"{n:,} clients written in {write(root, n):.0f} s", style="dim")
-        measure(wanted, roots, Path(folder))
+        measure(wanted, roots)
     console.print(
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; "
         f"{TURNS} turns each; no evaluation"
     )
 
 
-def measure(wanted: Sequence[str], roots: dict[int, Path], folder: Path) -> None:
+def measure(wanted: Sequence[str], roots: dict[int, Path]) -> None:
     """The tables that are wanted."""
     sizes = list(roots)
     base = Case(sizes[0], 1000)
@@ -311,13 +310,14 @@ def measure(wanted: Sequence[str], roots: dict[int, Path], folder: Path) -> None
         workers = [worker for case in cases for worker in in_turns(roots, [case])]
         show(title, "parameters", workers, [case.parameters for case in cases])
     if "processes" in wanted:
-        alone, both = processes(roots[sizes[0]], folder)
-        ratios = [a / b for a, b in zip(alone, both, strict=True)]
-        console.print(
-            f"fedavg, 60-800-600-10, cohort 20, tau 20, batch 40: one process with one core "
-            f"{spread(alone)} ms a round, two with one core each {spread(both)} ms: "
-            f"{median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"
-        )
+        for cohort in (200, 1000):
+            alone, both = processes(roots[sizes[0]], Case(sizes[0], cohort, (80, 60), tau=20))
+            ratios = [a / b for a, b in zip(alone, both, strict=True)]
+            console.print(
+                f"fedavg, 60-80-60-10, cohort {cohort:,}, tau 20, batch 10: one process with one "
+                f"core {spread(alone)} ms a round, two with one core each {spread(both)} ms: "
+                f"{median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"
+            )
 
 
 if __name__ == "__main__":

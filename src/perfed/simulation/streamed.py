@@ -208,13 +208,12 @@ class Streamed(Engine):
             w, downlink = setup.broadcast(state.w, state.round)
             seat, present = jnp.arange(seats), world.number < nobody
             share = take_turns(setup, world, state, w, seat, present, chunk)
-            after, culprit = meet(setup, state, share)
+            after, culprit, (uplink,) = meet(setup, state, share, share.uplink)
             # Of a run that is lost nothing changes any more: rounds may be asked for in advance.
             still = lost != nobody
             after = jax.tree.map(
                 lambda new, old: jnp.where(still, old, new), after, state._replace(kept=_NOTHING)
             )
-            uplink = jax.lax.all_gather(share.uplink, AXIS, tiled=True)
             return after, jnp.where(still, lost, culprit), uplink, downlink, self._told(share.kept)
 
         kept = EVERYWHERE if self._apart else SHARED_OUT

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Int
 
@@ -82,19 +83,26 @@ def take_turns(
     return Share(total, kept, culprits.min(), uplink.ravel())
 
 
-def meet(setup: Setup, state: State, share: Share) -> tuple[State, Int[Array, ""]]:
+def meet(
+    setup: Setup, state: State, share: Share, *told: Int[Array, " seats"]
+) -> tuple[State, Int[Array, ""], list[Int[Array, " all_seats"]]]:
     """The next state, but for what clients keep, and a client whose update was not finite.
 
-    If there is one, the state stands still.
+    If there is one, the state stands still. Also what devices tell each other of their seats
+    (`told`), of all of them. All in two meetings: processes take longer to meet than to tell more.
     """
-    total = jax.lax.psum(share.total, AXIS)
-    culprit = jax.lax.pmin(share.culprit, AXIS)
+    flat, shaped = ravel_pytree(share.total)
+    total = shaped(jax.lax.psum(flat, AXIS))
+    everyones = jax.lax.all_gather(jnp.concatenate([share.culprit[None], *told]), AXIS)
+    culprit = everyones[:, 0].min()
+    of_all = [part.ravel() for part in jnp.split(everyones[:, 1:], len(told), axis=1)]
     nothing = Kept(None, None)
     after = setup.close_round(state, total, nothing)
     good = culprit == setup.federation.clients
-    return jax.tree.map(
+    after = jax.tree.map(
         lambda new, old: jnp.where(good, new, old), after, state._replace(kept=nothing)
-    ), culprit
+    )
+    return after, culprit, of_all
 
 
 def _like(vector: Array, leaf: Array) -> Array:

@@ -191,15 +191,14 @@ class Vectorised(Engine):
         )
         present, clients = mine < nobody, jnp.minimum(mine, nobody - 1)
         share = take_turns(setup, world, state, w, clients, present, chunk)
-        after, culprit = meet(setup, state, share)
-        cohort = jax.lax.all_gather(mine, AXIS, tiled=True)
+        after, culprit, (cohort, uplink) = meet(setup, state, share, mine, share.uplink)
         written = jnp.where(culprit == nobody, cohort, nobody)
 
         def write(everyones: Array, new: Array) -> Array:
             return everyones.at[written].set(jax.lax.all_gather(new, AXIS, tiled=True), mode="drop")
 
         everyones = jax.tree.map(write, state.kept, share.kept)
-        traffic = (cohort, jax.lax.all_gather(share.uplink, AXIS, tiled=True), downlink)
+        traffic = (cohort, uplink, downlink)
         return after._replace(kept=everyones), culprit, traffic
 
     def each_client_of_all(self, function: ClientFunction) -> OnAllRuns:
