@@ -97,7 +97,7 @@ from perfed.codecs.base import _symbols
 from perfed.codecs.low_precision import DENSE, FIXED, SPARSE
 from perfed.errors import CodecError, ConfigError, DataError, FieldError
 from perfed.experiment import Config
-from perfed.flower import conversation, join
+from perfed.flower import conversation, join, runtime
 from perfed.flower.checks import (
     Lengths,
     Received,
@@ -1348,6 +1348,7 @@ def rogue(server: str, data: str, home: str, keys: str, go: str, trap: str) -> N
         return Message(record(blob), reply_to=message)
 
     vars(join)["client_app"] = app
+    vars(runtime)["told"] = lambda error: f"{type(error).__name__}: {error}"  # says what it likes
     member = join.Member(server, Path(data), Home(Path(home)), ClientKeys.read(Path(keys)))
     member.run(lambda line: print(line, flush=True))
 
