@@ -215,3 +215,28 @@ def test_federate_needs_data_of_numbers(place: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "method.lr" in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "command"),
+    [
+        ("cryptography", "keys k --client a"),
+        ("cryptography", "serve c.toml --insecure --clients 1 --out o"),
+        ("httpx", "serve c.toml --insecure --clients 1 --out o"),
+        ("uvicorn", "federate"),
+        ("flwr", "federate"),
+    ],
+)
+def test_without_the_extra_it_is_said_what_to_install(
+    tmp_path: Path, missing: str, command: str
+) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = {['perfed', *command.split()]}\n"
+        "from perfed.cli import main\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert 'pip install "perfed[flower]"' in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -758,12 +758,16 @@ def _federate(federation: Any, folder: Path) -> None:
     out.print(f"written to {escape(str(folder))}; look at it in {escape(str(page))}")
 
 
+# What the extra brings, whichever of it is asked for first.
+_OF_FLOWER = ("flwr", "cryptography", "httpx", "starlette", "uvicorn")
+
+
 @contextmanager
 def _flower_needed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "flwr":
+        if (error.name or "").split(".")[0] not in _OF_FLOWER:
             raise
         raise ConfigError(
             'this needs Flower, which is not installed; pip install "perfed[flower]"'
