@@ -5,7 +5,7 @@ rows while this one is at work; what clients keep is in a store on disk. On seve
 the rows of its own part of a cohort.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +34,7 @@ from perfed.simulation.layout import Layout
 from perfed.simulation.reader import Reader, everywhere, on_host
 from perfed.simulation.setup import Kept, Numbers, Setup, State, World
 from perfed.simulation.store import ClientStore, KeptAside
-from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, take_turns
+from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, on_devices, take_turns
 
 # So many cohorts are read before they are needed.
 _AHEAD: Final = 2
@@ -218,7 +218,8 @@ class Streamed(Engine):
 
         kept = EVERYWHERE if self._apart else SHARED_OUT
         state = State(EVERYWHERE, EVERYWHERE, SHARED_OUT, EVERYWHERE)  # type: ignore[arg-type]
-        return self._on_devices(
+        return on_devices(
+            self._mesh,
             one_round,
             (EVERYWHERE, self._reader.specs(test=False), state, EVERYWHERE),
             (EVERYWHERE, EVERYWHERE, EVERYWHERE, EVERYWHERE, kept),
@@ -298,7 +299,8 @@ class Streamed(Engine):
                 return self._told(flat)
 
             state = State(EVERYWHERE, EVERYWHERE, SHARED_OUT, EVERYWHERE)  # type: ignore[arg-type]
-            self._scorings[key] = self._on_devices(
+            self._scorings[key] = on_devices(
+                self._mesh,
                 share,
                 (EVERYWHERE, self._reader.specs(test=True), state),
                 EVERYWHERE if self._apart else SHARED_OUT,
@@ -308,10 +310,3 @@ class Streamed(Engine):
     @cached_property
     def _scorings(self) -> dict[Any, Any]:
         return {}
-
-    def _on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        return jax.jit(
-            jax.shard_map(
-                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
-        )

@@ -1,11 +1,12 @@
 """A round as one device sees it: its share of the cohort takes turns, then all devices meet."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from perfed.objective import Params
@@ -16,6 +17,13 @@ from perfed.simulation.setup import Contribution, Kept, Setup, State, World
 
 EVERYWHERE = PartitionSpec()
 SHARED_OUT = PartitionSpec(AXIS)
+
+
+def on_devices(mesh: Mesh, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+    """A function of what one device has, compiled for all of them."""
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    )
 
 
 class Share(NamedTuple):

@@ -29,7 +29,7 @@ from perfed.simulation.engine import (
 from perfed.simulation.layout import Layout
 from perfed.simulation.reader import on_all
 from perfed.simulation.setup import Numbers, Setup, State, World
-from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, take_turns
+from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, on_devices, take_turns
 
 # The traffic of a block of rounds comes back with it, so a block is at most so long.
 _LOG = 256
@@ -179,7 +179,7 @@ class Vectorised(Engine):
             )
             return _unstacked(state), culprit, log
 
-        return self._on_devices(block, (EVERYWHERE,) * 4, EVERYWHERE)
+        return on_devices(self._mesh, block, (EVERYWHERE,) * 4, EVERYWHERE)
 
     def _round(self, setup: Setup, world: World, state: State, runs: int) -> _Progress:
         """One round as one device sees it; also a client whose update was not finite, if any."""
@@ -226,7 +226,7 @@ class Vectorised(Engine):
             return _unstacked(_in_each_run(of_run, runs)(_stacked(numbers), _stacked(states)))
 
         shared_out = (EVERYWHERE, EVERYWHERE, EVERYWHERE, SHARED_OUT)
-        compiled = self._on_devices(share, shared_out, SHARED_OUT)
+        compiled = on_devices(self._mesh, share, shared_out, SHARED_OUT)
         sizes = self.setup.federation.train.size
 
         def run(
@@ -257,13 +257,6 @@ class Vectorised(Engine):
             return ordered
 
         return run
-
-    def _on_devices(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        return jax.jit(
-            jax.shard_map(
-                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
-        )
 
 
 def _in_each_run(function: Callable[..., Any], runs: int) -> Callable[..., Any]:
