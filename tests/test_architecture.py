@@ -12,7 +12,8 @@ GROUND = {"errors", "randomness"}
 MAY_IMPORT = {
     "errors": set(),
     "randomness": set(),
-    "objective": set(),
+    "differences": set(),
+    "objective": {"differences"},
     "models": {"objective"},
     "methods": {"objective"},
     "codecs": set(),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
+from perfed.differences import difference
 from perfed.errors import require, require_choice
 from perfed.randomness import IntLike, permuted, uniform_below
 
@@ -105,7 +106,8 @@ def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Flo
     # of an index, whose derivative would be a scatter: slow in a vmap.
     by_class = logits.T
     chosen = jnp.where(y == jnp.arange(len(by_class))[:, None], by_class, 0.0).sum(0)
-    return jax.nn.logsumexp(by_class, axis=0) - chosen
+    largest = jax.lax.stop_gradient(by_class).max(0)
+    return jnp.log(jnp.exp(by_class - largest).sum(0)) + largest - chosen
 
 
 def squared_error(
@@ -210,6 +212,15 @@ class Objective:
             return jax.jvp(lambda p: jax.grad(self._sum)(p, x, y, use), (w,), (v,))[1]
 
         return self._with_l2(self._mean(part, batch), v)
+
+    def grad_difference(self, w: Params, by: Params, batch: Batch = ALL) -> Params:
+        """The gradient at w + by less that at w - by, both on the batch."""
+
+        def part(x: Array, y: Array, use: Array) -> Params:
+            return difference(lambda p: jax.grad(self._sum)(p, x, y, use), w, by)
+
+        twice = jax.tree.map(lambda leaf: 2 * leaf, by)
+        return self._with_l2(self._mean(part, batch), twice)
 
     def measure(self, w: Params) -> Measure:
         """How good w is over all the client's examples."""

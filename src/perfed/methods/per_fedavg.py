@@ -16,7 +16,6 @@ from perfed.methods.base import (
     Method,
     Reply,
     Turn,
-    change,
     changed,
     descend,
     examples,
@@ -142,9 +141,9 @@ class PerFedAvg(Method):
         """H(w) v, exactly or as (grad f(w + delta v) - grad f(w - delta v)) / (2 delta)."""
         if self.variant == "exact":
             return objective.hvp(w, v, batch)
-        ahead = objective.grad(descend(w, -self.delta, v), batch)
-        behind = objective.grad(descend(w, self.delta, v), batch)
-        return jax.tree.map(lambda d: d / (2 * self.delta), change(ahead, behind))
+        by = jax.tree.map(lambda leaf: self.delta * leaf, v)
+        apart = objective.grad_difference(w, by, batch)
+        return jax.tree.map(lambda leaf: leaf / (2 * self.delta), apart)
 
 
 def _at(batches: Batch, j: int) -> Batch:
