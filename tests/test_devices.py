@@ -46,3 +46,9 @@ def test_compiled_programs_are_kept(tmp_path: Path) -> None:
     )
     python(code, PERFED_CACHE=str(tmp_path))
     assert any(tmp_path.iterdir())
+
+
+def test_how_hard_the_compiler_tries_is_the_users_to_say() -> None:
+    code = "from perfed.simulation.devices import compiler_options; print(compiler_options())"
+    assert python(code, XLA_FLAGS="") == "{'xla_backend_optimization_level': 1}"
+    assert python(code, XLA_FLAGS="--xla_backend_optimization_level=3") == "{}"

@@ -27,6 +27,7 @@ from perfed import (
 )
 from perfed.data import FlatExamples
 from perfed.evaluation import Evaluator
+from perfed.methods.base import Reply
 from perfed.simulation import Kept
 
 METHODS = [
@@ -300,3 +301,18 @@ def test_a_cohort_must_fit(cohort: int) -> None:
 def test_more_devices_than_there_are() -> None:
     with pytest.raises(FieldError, match="this process has 2 cpu device"):
         Vectorised(problems.setup(FedAvg()), devices=3)
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_method_that_says_the_wrong_thing_about_iterates_is_refused(
+    data: Any, said: bool
+) -> None:
+    method = PerFedAvg(tau=2, batch=8, send_iterate=said)
+
+    def local(objective: Any, w: Any, *_: Any) -> Reply:
+        return Reply(w, None, None if said else w)
+
+    object.__setattr__(method, "local", local)
+    engine = Vectorised(make(data, method))
+    with pytest.raises(FieldError, match=f"send_iterate = {said}"):
+        engine.advance(engine.start(), 1)

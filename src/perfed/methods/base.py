@@ -50,6 +50,8 @@ class Method(ABC):
     rates: ClassVar[tuple[str, ...]] = ()
     # Whether anything is sent between server and clients at all.
     sends: ClassVar[bool] = True
+    # Whether clients send an iterate, too; a method that can has this as a setting.
+    send_iterate: bool = False
 
     def __post_init__(self) -> None:
         self.check()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
@@ -18,6 +19,7 @@ from perfed.methods import Method, Turn
 from perfed.methods.base import Memory, change, changed
 from perfed.objective import Examples, Model, Objective, Params, Sampling, Task
 from perfed.randomness import IntLike, Purpose, fold, permuted
+from perfed.simulation.devices import compiler_options
 
 Weighting = Literal["uniform", "size"]
 
@@ -260,7 +262,7 @@ class Setup:
     def first_model(self) -> Params:
         """Fresh parameters."""
         model = self.task.model
-        return _first(model, self.seed) if _hashable(model) else _drawn(model, self.seed)
+        return (_drawing() if _hashable(model) else _drawn)(model, self.seed)
 
     def first_kept(self, w: Params) -> Kept:
         """What a client keeps that has not had a turn."""
@@ -273,25 +275,7 @@ class Setup:
         everyones = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), self.first_kept(w)
         )
-        return State(jnp.int32(0), w, everyones, w if self.sends_iterate() else None)
-
-    def sends_iterate(self) -> bool:
-        """Whether clients send an iterate beside their change."""
-        flat, scaling = self.federation.train, self.federation.scaling
-        # Shapes are enough: of a client with one row.
-        x, y = (
-            jax.ShapeDtypeStruct((1, *rows.shape[1:]), jax.dtypes.canonicalize_dtype(rows.dtype))
-            for rows in (flat.x, flat.y)
-        )
-        one = jax.ShapeDtypeStruct((1,), jnp.int32)
-        own = None if scaling is None else (scaling.shift[:1], scaling.scale[:1])
-
-        def turn(x: Array, y: Array, at: Array) -> Contribution:
-            w = self.first_model()
-            world = World(Rows(x, y, at, at, own), None, at)
-            return self.take_turn(world, w, self.first_kept(w), 0, 0)
-
-        return jax.eval_shape(turn, x, y, one).iterate is not None
+        return State(jnp.int32(0), w, everyones, w if self.method.send_iterate else None)
 
     def pick_cohort(
         self, round: IntLike, seat: Int[Array, " seats"] | None = None
@@ -346,6 +330,8 @@ class Setup:
         objective = self.objective(world.train, client)
         key = self.client_key(Purpose.LOCAL, round, world.number[client])
         reply = self.method.local(objective, w, kept.memory, self.turn(round), key)
+        asked, what = self.method.send_iterate, "the method's replies say otherwise: see Method"
+        require((reply.iterate is not None) == asked, "send_iterate", asked, what)
         due = change(reply.w, w)
         if kept.residual is not None:
             due = changed(due, kept.residual)
@@ -400,8 +386,10 @@ def _drawn(model: Model, seed: IntLike) -> Params:
     return model.init(fold(seed, Purpose.INIT))
 
 
-# One program instead of one for every kind of draw: a second less to compile.
-_first = jax.jit(_drawn, static_argnums=0)
+@cache
+def _drawing() -> Callable[[Model, int], Params]:
+    # One program instead of one for every kind of draw: a second less to compile.
+    return jax.jit(_drawn, static_argnums=0, compiler_options=compiler_options())
 
 
 def _hashable(value: object) -> bool:

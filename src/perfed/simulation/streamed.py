@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from perfed.errors import DivergedError, require, require_count
-from perfed.simulation.devices import AXIS, mesh
+from perfed.simulation.devices import AXIS, compiler_options, mesh
 from perfed.simulation.engine import (
     Advanced,
     ClientFunction,
@@ -112,7 +112,7 @@ class Streamed(Engine):
     def start(self) -> State:
         """The state before the first round."""
         w = self.setup.first_model()
-        iterate = w if self.setup.sends_iterate() else None
+        iterate = w if self.setup.method.send_iterate else None
         placed: State = everywhere(State(jnp.int32(0), w, _NOTHING, iterate), self._mesh)
         return placed
 
@@ -194,7 +194,7 @@ class Streamed(Engine):
             setup = self.setup.with_numbers(Numbers(seed, {}))
             return setup.pick_cohort(round, jnp.arange(seats, dtype=jnp.int32))
 
-        return jax.jit(pick)
+        return jax.jit(pick, compiler_options=compiler_options())
 
     @cached_property
     def _round(self) -> Any:

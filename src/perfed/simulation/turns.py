@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from perfed.objective import Params
-from perfed.simulation.devices import AXIS
+from perfed.simulation.devices import AXIS, compiler_options
 from perfed.simulation.engine import kept_by
 from perfed.simulation.hosts import several
 from perfed.simulation.setup import Contribution, Kept, Setup, State, World
@@ -21,9 +21,10 @@ SHARED_OUT = PartitionSpec(AXIS)
 
 def on_devices(mesh: Mesh, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
     """A function of what one device has, compiled for all of them."""
-    return jax.jit(
-        jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    shared_out = jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+    return jax.jit(shared_out, compiler_options=compiler_options())
 
 
 class Share(NamedTuple):

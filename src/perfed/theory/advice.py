@@ -314,7 +314,7 @@ def _message(levels: int, engine: Engine, changes: Sequence[Params]) -> int:
         codec.bits(fold(0, Purpose.UPLINK, 0, i), change) // 8 for i, change in enumerate(changes)
     )
     margin = 1.1 if levels else 1.0
-    messages = 2 if getattr(engine.setup.method, "send_iterate", False) else 1
+    messages = 2 if engine.setup.method.send_iterate else 1
     return ceil(margin * longest * messages)
 
 
