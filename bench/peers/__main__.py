@@ -102,6 +102,7 @@ FLUKE = (
     "omegaconf", "opacus", "pandas", "psutil", "pyyaml", "requests", "rich", "scikit-learn",
     "seaborn", "tensorboard", TORCH, "torchmetrics", "typer", "wandb",
 )  # fmt: skip
+PFL = ("pfl[pytorch]==0.6.0", TORCH)
 PERFED = Peer("perfed", "perfed_worker", [Setting(f"{CORES} devices", {"PERFED_CACHE": ""})])
 PEERS = [
     Peer("eager PyTorch", "eager_worker", each(1, CORES), "torch", (TORCH, "numpy")),
@@ -123,15 +124,13 @@ PEERS = [
         "fedjax",
         ("fedjax==0.0.17", "jax==0.4.38"),
     ),
+    Peer("pfl", "pfl_worker", each(1, CORES), "pfl", PFL),
     Peer(
-        "pfl",
+        "pfl, distributed",
         "pfl_worker",
-        [
-            *each(1, CORES),
-            Setting(f"{CORES} processes", {"BENCH_THREADS": str(CORES), "BENCH_MODE": "processes"}),
-        ],
+        [Setting(f"{CORES} processes", {"BENCH_THREADS": str(CORES), "BENCH_MODE": "processes"})],
         "pfl",
-        ("pfl[pytorch]==0.6.0", TORCH),
+        PFL,
     ),
     Peer("fluke", "fluke_worker", each(1, CORES), "fluke", FLUKE, ("fluke-fl==0.8.1",)),
     Peer(
@@ -352,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, help="rounds timed together (half a second's)")
     parser.add_argument("--repeats", type=int, default=7, help="turns each takes (7)")
-    parser.add_argument("--only", help=f"some of: {', '.join(p.key for p in PEERS)}")
+    parser.add_argument("--only", help=f"some of: {', '.join(dict.fromkeys(p.key for p in PEERS))}")
     args = parser.parse_args()
     wanted = args.only.split(",") if args.only else [peer.key for peer in PEERS]
     if unknown := set(wanted) - {peer.key for peer in PEERS}:
