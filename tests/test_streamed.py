@@ -197,6 +197,27 @@ def test_a_store_goes_back_to_any_round_since_the_last_checkpoint(tmp_path: Path
     assert not (tmp_path / "s").exists()
 
 
+def test_a_client_whose_place_was_lost_with_its_first_turn_harms_nobody(tmp_path: Path) -> None:
+    """A power failure: of what came after the checkpoint, only a part has reached the disk."""
+    made = ClientStore(tmp_path, 6, FIRST)
+    made.write(0, np.array([4, 2]), kept(4, 2))
+    made.flush()
+    made.settle(1)
+    made.write(1, np.array([5, 2]), kept(15, 12))
+    made.write(2, np.array([5, 4]), kept(25, 24))
+    made.flush()
+    places = np.memmap(tmp_path / storing.PLACES, np.int32, "r+")
+    assert list(places) == [0, 0, 2, 0, 1, 3]  # by first turns
+    places[5] = 0
+    places.flush()
+    again = ClientStore(tmp_path, 6, FIRST)
+    again.rewind(1)
+    assert clients_of(again) == [7, 7, 2, 7, 4, 7]
+    again.write(1, np.array([0]), kept(10))
+    assert clients_of(again) == [10, 7, 2, 7, 4, 7]
+    assert list(places) == [3, 0, 2, 0, 1, 0]
+
+
 def test_half_a_note_is_no_round(tmp_path: Path) -> None:
     """A kill while it is noted what a round overwrites: that round has not overwritten it."""
     made = ClientStore(tmp_path, 6, FIRST)

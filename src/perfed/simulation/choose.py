@@ -47,7 +47,7 @@ def resident_bytes(setup: Setup, devices: int | None = None) -> int:
     """What all examples, and what all clients keep, take on the devices of a memory."""
     federation = setup.federation
     rows = sum(a.nbytes for part in (federation.train, federation.test) for a in (part.x, part.y))
-    kept = jax.eval_shape(lambda: setup.first_kept(setup.first_model()))
+    kept = jax.eval_shape(setup.first_kept, setup.model_shape())
     a_client = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
     # A CPU's devices share one memory, and in it the rows; what clients keep each has for itself.
     copies = mesh(devices).size if jax.default_backend() == "cpu" else 1

@@ -1,7 +1,8 @@
 """What clients keep between their turns, on disk: a row a client, whatever their number.
 
-`rows` has a row of bytes for each client, and takes room only for those that have had a turn;
-`known` says who they are. `undo` holds what rounds have overwritten since the last checkpoint, so
+`rows` has a row of bytes for each client that has had a turn, in the order of their first turns (so
+rounds of a large federation write to the end of it, not all over the disk); `places` says where
+each client's is. `undo` holds what rounds have overwritten since the last checkpoint, so
 that the store can go back to any round from there on, wherever a run was ended.
 """
 
@@ -23,7 +24,7 @@ from perfed.simulation import hosts
 from perfed.simulation.setup import Kept
 
 ROWS: Final = "rows"
-KNOWN: Final = "known"
+PLACES: Final = "places"
 UNDO: Final = "undo"
 
 # A checkpoint is due when more than this is kept to go back to the last one.
@@ -33,7 +34,7 @@ _SHARED_AT_ONCE: Final = 2**26
 
 # The round that a store with nothing to undo is at, the number of clients, the bytes of a row.
 _HEAD: Final = struct.Struct("<16sqqq")
-_MARK: Final = b"perfed-undo-1\0\0\0"
+_MARK: Final = b"perfed-undo-2\0\0\0"
 # Of a round: its number, how many clients, the length of what follows, and its checksum.
 _ROUND: Final = struct.Struct("<qqqI")
 
@@ -77,10 +78,12 @@ class ClientStore:
             )
         shape = (clients, len(self._first))
         self._rows = np.memmap(self._folder / ROWS, np.uint8, "r+", shape=shape)
-        self._known = np.memmap(self._folder / KNOWN, np.uint8, "r+", shape=(clients,))
+        # 0: none yet; else the number of the row, from 1.
+        self._places = np.memmap(self._folder / PLACES, np.int32, "r+", shape=(clients,))
+        self._taken = int(self._places.max())
 
     def _make(self) -> None:
-        for name, size in ((ROWS, self._clients * len(self._first)), (KNOWN, self._clients)):
+        for name, size in ((ROWS, self._clients * len(self._first)), (PLACES, 4 * self._clients)):
             with (self._folder / name).open("wb") as file:
                 file.truncate(max(1, size))
         self._begin_undo(0)
@@ -95,30 +98,39 @@ class ClientStore:
 
     def read(self, clients: Int[np.ndarray, " some"]) -> Kept:
         """What these clients keep, stacked."""
-        rows = np.where(self._known[clients, None] == 1, self._rows[clients], self._first)
+        rows = np.tile(self._first, (len(clients), 1))
+        known = self._places[clients] > 0
+        rows[known] = self._rows[self._places[clients[known]] - 1]
         return self._shaped(rows)
 
     def write(self, round: int, clients: Int[np.ndarray, " some"], kept: Kept) -> None:
         """What these clients keep after a turn in a round."""
-        known = np.array(self._known[clients])
         if self._temporary is None:
-            self._note(round, clients, known, self._rows[clients[known == 1]])
+            known = self._places[clients] > 0
+            old = self._rows[self._places[clients[known]] - 1]
+            self._note(round, clients, known.astype(np.uint8), old)
         leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(kept)]
         flat = [leaf.reshape(len(clients), -1).view(np.uint8) for leaf in leaves]
-        self._rows[clients] = np.concatenate(flat, axis=1)
-        self._known[clients] = 1
+        self._put(clients, np.concatenate(flat, axis=1))
+
+    def _put(self, clients: Int[np.ndarray, " some"], rows: np.ndarray) -> None:
+        new = clients[self._places[clients] == 0]
+        self._places[new] = self._taken + 1 + np.arange(len(new))
+        self._taken += len(new)
+        self._rows[self._places[clients] - 1] = rows
 
     def share(self) -> None:
         """Of several processes: what the first one's clients keep, in all of them."""
-        own = np.flatnonzero(self._known) if hosts.leads() else np.zeros(0, np.int64)
+        own = np.flatnonzero(self._places) if hosts.leads() else np.zeros(0, np.int64)
         known = np.frombuffer(hosts.told(own.tobytes()) or b"", np.int64)
         at_once = max(1, _SHARED_AT_ONCE // len(self._first))
         for i in range(0, len(known), at_once):
             some = known[i : i + at_once]
-            contents = hosts.told(self._rows[some].tobytes() if hosts.leads() else b"")
+            contents = hosts.told(
+                self._rows[self._places[some] - 1].tobytes() if hosts.leads() else b""
+            )
             if not hosts.leads():
-                self._rows[some] = np.frombuffer(contents or b"", np.uint8).reshape(len(some), -1)
-                self._known[some] = 1
+                self._put(some, np.frombuffer(contents or b"", np.uint8).reshape(len(some), -1))
 
     @property
     def undo_bytes(self) -> int:
@@ -128,7 +140,7 @@ class ClientStore:
     def flush(self) -> None:
         """Onto the disk, before a checkpoint says that it is there."""
         self._rows.flush()
-        self._known.flush()
+        self._places.flush()
 
     def settle(self, round: int) -> None:
         """A checkpoint of this round is written: there is no going back beyond it."""
@@ -138,7 +150,7 @@ class ClientStore:
     def rewind(self, round: int) -> None:
         """Make it what it was after so many rounds."""
         if self._temporary is not None and round == 0:
-            self._known[:] = 0
+            self._places[:] = self._taken = 0
             return
         base, undone, end = self._history()
         if not base <= round <= base + len(undone):
@@ -147,8 +159,13 @@ class ClientStore:
                 f"{base + len(undone)}, but the run stands at round {round}; begin anew"
             )
         for undo in reversed(undone[round - base :]):
-            self._rows[undo.client[undo.known == 1]] = undo.rows
-            self._known[undo.client] = undo.known
+            place = self._places[undo.client[undo.known == 1]]
+            # A place may be missing after a power failure, of a client whose first turn an earlier
+            # one of these rounds was: that one is undone as well.
+            there = place > 0
+            self._rows[place[there] - 1] = undo.rows[there]
+            self._places[undo.client[undo.known == 0]] = 0
+        self._taken = int(self._places.max())
         self.flush()
         os.truncate(self._folder / UNDO, undone[round - base].at if undone[round - base :] else end)
 
@@ -199,7 +216,7 @@ class ClientStore:
         if self._temporary is not None:
             self._temporary.cleanup()
             return
-        for name in (ROWS, KNOWN, UNDO):
+        for name in (ROWS, PLACES, UNDO):
             (self._folder / name).unlink(missing_ok=True)
         with suppress(OSError):
             self._folder.rmdir()
