@@ -53,3 +53,14 @@ def test_how_hard_the_compiler_tries_is_the_users_to_say() -> None:
     code = "from perfed.simulation.devices import compiler_options; print(compiler_options())"
     assert python(code, XLA_FLAGS="") == "{'xla_backend_optimization_level': 1}"
     assert python(code, XLA_FLAGS="--xla_backend_optimization_level=3") == "{}"
+
+
+def test_a_first_model_may_be_a_part_of_another_program() -> None:
+    code = (
+        "import jax, perfed\n"
+        "from perfed import FedAvg, MLR, Setup, Task\n"
+        "setup = Setup(perfed.load('digits', clients=4), Task(MLR(64, 10)), FedAvg(), 2)\n"
+        "alone, part = setup.first_model(), jax.jit(setup.first_model)()\n"
+        "print(jax.tree.map(lambda a, b: bool((a == b).all()), alone, part))"
+    )
+    assert python(code, XLA_FLAGS="") == "{'b': True, 'w': True}"

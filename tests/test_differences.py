@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from perfed import CNN, GRU, MLP, MLR, Task
+from perfed import CNN, GRU, MLP, MLR, PerFedAvg, Task, load, simulate
 from perfed.differences import difference
+from perfed.models import FunctionModel
 from perfed.objective import ALL, Examples, Model, Objective
 
 RNG = np.random.default_rng(0)
@@ -81,6 +82,12 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "a constant divided after a curve": lambda a: jnp.exp(a) / 4.0,
     "curves around products": lambda a: jnp.tanh(jnp.ones((4, 4)) @ jnp.sin(a)),
     "rounded": lambda a: a.astype(jnp.int32).astype(a.dtype),
+    "products of whole numbers": lambda a: (
+        jnp.ones((4, 4), jnp.int32) @ (3 * a).astype(jnp.int32)
+    ).astype(a.dtype),
+    "products of truths": lambda a: jax.lax.dot(
+        jnp.eye(4, dtype=bool), a > 0.2, preferred_element_type=jnp.float32
+    ),
     "a choice": lambda a: jnp.where(a > 0.2, a, -a),
     "parts": lambda a: jnp.concatenate([a[2:], jnp.zeros(1), a[:1]]),
     "own derivative": jax.nn.relu,
@@ -100,6 +107,18 @@ def test_any_function(name: str) -> None:
     np.testing.assert_allclose(difference(function, at, by), expected, atol=2e-6)
     together = jax.vmap(lambda at: difference(function, at, by))(jnp.stack([at, at]))
     np.testing.assert_allclose(together, jnp.stack([expected] * 2), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_models_of_short_floats_learn_by_differences_too(dtype: Any) -> None:
+    model = MLR(64, 10)
+    short = FunctionModel(
+        lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), model.init(key)),
+        lambda params, x: model.apply(params, x.astype(dtype)),
+    )
+    method = PerFedAvg("hf", alpha=0.1, beta=0.1, tau=2, batch=8, delta=0.1)
+    result = simulate(load("digits", clients=4), short, method, rounds=2, cohort=2)
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(result.state.w))
 
 
 def test_it_takes_one_large_product_less_than_two_gradients() -> None:

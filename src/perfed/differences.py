@@ -44,10 +44,16 @@ _Value = _Ends | _Spread | Array
 
 
 def difference(function: Callable[[Tree], Tree], at: Tree, by: Tree) -> Tree:
-    """function(at + by) - function(at - by), for a function whose results are like its argument."""
+    """function(at + by) - function(at - by), for a function whose results are like its argument.
+
+    All that it computes on the way has to be finite.
+    """
     traced = jax.make_jaxpr(function)(at)
-    points = map(_Spread, jax.tree.leaves(at), jax.tree.leaves(by))
-    results = _evaluated(traced.jaxpr, traced.consts, list(points))
+    points = [
+        _Spread(a, b.astype(a.dtype))
+        for a, b in zip(jax.tree.leaves(at), jax.tree.leaves(by), strict=True)
+    ]
+    results = _evaluated(traced.jaxpr, traced.consts, points)
     apart: Tree = jax.tree.unflatten(jax.tree.structure(at), [2 * _spread(r).half for r in results])
     return apart
 
@@ -79,7 +85,10 @@ def _applied(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
         name in _BILINEAR or (name == "div" and varying[0] is operands[0])
     )
     spread = all(isinstance(operand, _Spread) for operand in varying)
-    if (scaled and name in _PRODUCTS) or (spread and (scaled or name in _LINEAR)):
+    # Whole numbers have no halves.
+    values: list[Any] = [result.aval for result in equation.outvars] + [one[0] for one in varying]
+    real = all(jnp.issubdtype(value.dtype, jnp.inexact) for value in values)
+    if real and ((scaled and name in _PRODUCTS) or (spread and (scaled or name in _LINEAR))):
         pairs = [
             (operand, operand) if scaled and operand is not varying[0] else _spread(operand)
             for operand in operands
@@ -102,7 +111,7 @@ def _spread(value: _Value) -> _Spread:
         case _Spread():
             return value
         case _Ends(ahead, behind):
-            return _Spread(0.5 * (ahead + behind), 0.5 * (ahead - behind))
+            return _Spread(0.5 * ahead + 0.5 * behind, 0.5 * ahead - 0.5 * behind)
         case constant:
             return _Spread(constant, jnp.zeros_like(constant))
 

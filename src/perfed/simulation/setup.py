@@ -262,7 +262,9 @@ class Setup:
     def first_model(self) -> Params:
         """Fresh parameters."""
         model = self.task.model
-        return (_drawing() if _hashable(model) else _drawn)(model, self.seed)
+        # Inside another program, it is a part of that.
+        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+        return (_drawn if traced or not _hashable(model) else _drawing())(model, self.seed)
 
     def first_kept(self, w: Params) -> Kept:
         """What a client keeps that has not had a turn."""

@@ -74,7 +74,8 @@ class ClientStore:
         mark, _, count, width = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
         if (mark, count, width) != (_MARK, clients, len(self._first)):
             raise DataError(
-                f"{self._folder}: what clients keep there is of another run; remove the folder"
+                f"{self._folder}: what clients keep there is of another run, or of an older "
+                "version of perfed; such a run has to begin anew, in another folder"
             )
         shape = (clients, len(self._first))
         self._rows = np.memmap(self._folder / ROWS, np.uint8, "r+", shape=shape)
@@ -95,6 +96,11 @@ class ClientStore:
             file.flush()
             os.fsync(file.fileno())
         path.replace(self._folder / UNDO)
+        # The new notes are not to be lost, and the old ones found, after a power failure.
+        if os.name != "nt":  # where a folder cannot be opened
+            folder = os.open(self._folder, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
 
     def read(self, clients: Int[np.ndarray, " some"]) -> Kept:
         """What these clients keep, stacked."""
@@ -115,8 +121,9 @@ class ClientStore:
 
     def _put(self, clients: Int[np.ndarray, " some"], rows: np.ndarray) -> None:
         new = clients[self._places[clients] == 0]
-        self._places[new] = self._taken + 1 + np.arange(len(new))
+        # First, so that an interruption here leaves rows that nobody has, and none that two have.
         self._taken += len(new)
+        self._places[new] = self._taken - np.arange(len(new))[::-1]
         self._rows[self._places[clients] - 1] = rows
 
     def share(self) -> None:

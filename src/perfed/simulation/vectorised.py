@@ -5,6 +5,7 @@ chunk by chunk, and the devices add up their sums. Nothing returns to the host b
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, final
@@ -84,7 +85,10 @@ class Vectorised(Engine):
 
     def start(self) -> State:
         """The state before the first round."""
-        state = self.setup.first_state()
+        # Large data take as long to be copied as the program to be compiled that draws a model.
+        with ThreadPoolExecutor(1) as meanwhile:
+            meanwhile.submit(lambda: self._world)
+            state = self.setup.first_state()
         placed: State = jax.device_put(state, NamedSharding(self._mesh, EVERYWHERE))
         return placed
 
