@@ -83,7 +83,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "curves around products": lambda a: jnp.tanh(jnp.ones((4, 4)) @ jnp.sin(a)),
     "rounded": lambda a: a.astype(jnp.int32).astype(a.dtype),
     "products of whole numbers": lambda a: (
-        jnp.ones((4, 4), jnp.int32) @ (3 * a).astype(jnp.int32)
+        jnp.ones((4, 4), jnp.int32) @ (a > 0.2).astype(jnp.int32)
     ).astype(a.dtype),
     "products of truths": lambda a: jax.lax.dot(
         jnp.eye(4, dtype=bool), a > 0.2, preferred_element_type=jnp.float32

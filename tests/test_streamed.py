@@ -215,7 +215,10 @@ def test_a_client_whose_place_was_lost_with_its_first_turn_harms_nobody(tmp_path
     assert clients_of(again) == [7, 7, 2, 7, 4, 7]
     again.write(1, np.array([0]), kept(10))
     assert clients_of(again) == [10, 7, 2, 7, 4, 7]
-    assert list(places) == [3, 0, 2, 0, 1, 0]
+    again.write(2, np.array([1, 3]), kept(21, 23))
+    again.rewind(2)
+    again.write(2, np.array([5]), kept(25))
+    assert list(places) == [3, 0, 2, 0, 1, 4]
 
 
 def test_half_a_note_is_no_round(tmp_path: Path) -> None:
