@@ -221,7 +221,7 @@ def test_inputs_are_taken_as_a_model_sees_them() -> None:
     for clients in (1, 2):
         shift = rng.normal(size=(clients, 2, 2)).astype(np.float32)
         scale = rng.uniform(0.1, 3, size=(clients, 2, 2)).astype(np.float32)
-        data = federation(parts, scaling=Scaling(shift, scale))
+        data = federation(parts, scaling=Scaling(shift, scale, np.full(len(shift), np.inf)))
         seen = federation(
             [((x - shift[i % clients]) * scale[i % clients], y) for i, (x, y) in enumerate(parts)]
         )

@@ -430,8 +430,10 @@ def test_decay_is_measured_at_the_sent_iterate() -> None:
 
 
 def some_constants(**other: Any) -> Constants:
+    """Constants that are all 1 unless said otherwise."""
     names = ("B", "L", "mu", "rho", "sigma_G", "sigma_H", "gamma_G", "gamma_H")
-    given: dict[str, Any] = dict.fromkeys(names, 1.0) | other
-    return Constants(**{k: Estimate.exact(v) for k, v in given.items()}, q=0.0, example_B=1.0,
-                     loss=2.0, client_L=np.ones(5), client_B=np.ones(5), clients=5,
-                     parameters=4)  # fmt: skip
+    plain: dict[str, Any] = {"q": 0.0, "example_B": 1.0, "loss": 2.0, "gradient": 1.0,
+                             "client_L": np.ones(5), "client_B": np.ones(5), "clients": 5,
+                             "parameters": 4}  # fmt: skip
+    found: dict[str, Any] = dict.fromkeys(names, 1.0) | plain | other
+    return Constants(**found | {k: Estimate.exact(found[k]) for k in names})

@@ -477,9 +477,9 @@ def _show_theory(theory: dict[str, Any]) -> None:
     if theory["derived"]:
         derived = ", ".join(f"{name} {number(value)}" for name, value in theory["derived"].items())
         out.print(f"from the constants: {derived}", soft_wrap=True)
-    if theory["terms"]:
-        terms = ", ".join(f"{name} {number(value)}" for name, value in theory["terms"].items())
-        out.print(f"{bound_line(theory)[:-1]}: {terms}", soft_wrap=True)
+    for bound in theory["bounds"]:
+        terms = ", ".join(f"{name} {number(value)}" for name, value in bound["terms"].items())
+        out.print(f"{bound_line(bound)[:-1]}: {terms}", soft_wrap=True)
 
 
 @app.command("advise")

@@ -138,14 +138,14 @@ class Examples:
 
     The flat arrays let a simulation keep uneven clients side by side without padding and without
     copies; `rows` never leaves the client's own slice, whatever positions it is asked for. Inputs
-    are scaled, (x - shift) * scale, as they are taken.
+    are scaled, (x - shift) * scale, and held within -clip..clip, as they are taken.
     """
 
     _x: Shaped[Array, "total ..."]
     _y: Shaped[Array, " total"]
     _start: IntLike
     size: IntLike
-    _scaling: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
+    _scaling: tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, ""]] | None = None
 
     def rows(
         self, position: Int[Array, " b"]
@@ -155,8 +155,8 @@ class Examples:
         x = self._x[row]
         if self._scaling is not None:
             # Only what is taken is scaled: all the rest stays as small as it is stored.
-            shift, scale = self._scaling
-            x = (x.astype(scale.dtype) - shift) * scale
+            shift, scale, clip = self._scaling
+            x = jnp.clip((x.astype(scale.dtype) - shift) * scale, -clip, clip)
         return x, self._y[row]
 
     @property

@@ -24,6 +24,7 @@ class Description:
             regression, and none where the examples are not here.
         test_counts: the same of the held-out examples.
         scales: the least and the largest spread of an input; None where they are scaled.
+        caution: what must be known before its scores are read.
     """
 
     names: tuple[str, ...]
@@ -33,6 +34,7 @@ class Description:
     counts: Int[np.ndarray, "clients classes"]
     test_counts: Int[np.ndarray, "clients classes"]
     scales: tuple[float, float] | None
+    caution: str = ""
 
     @classmethod
     def of(cls, federation: Federation) -> "Description":
@@ -46,6 +48,7 @@ class Description:
             counts,
             test_counts,
             _scales(federation),
+            federation.caution,
         )
 
     @property
@@ -95,7 +98,7 @@ def _scales(federation: Federation) -> tuple[float, float] | None:
 
 def remarks(facts: Description) -> list[str]:
     """What a user should know before training on these data."""
-    found = []
+    found = [facts.caution] if facts.caution else []
     if facts.scales is not None and facts.scales[1] > 100 * facts.scales[0]:
         low, high = facts.scales
         found.append(

@@ -90,6 +90,7 @@ class Federation:
         target: shift and spread of a regression's targets, which are kept as (y - shift) / spread.
         features: the names of the inputs' columns, where they have any.
         known_checksum: that of all examples, where it was computed when they were written.
+        caution: what must be known before its scores are read; "": nothing out of the ordinary.
     """
 
     train: FlatExamples
@@ -101,6 +102,7 @@ class Federation:
     target: tuple[float, float] = (0.0, 1.0)
     features: tuple[str, ...] | None = None
     known_checksum: str | None = None
+    caution: str = ""
 
     @classmethod
     def of(
@@ -128,6 +130,7 @@ class Federation:
         scaling: Scaling | None = None,
         target: tuple[float, float] = (0.0, 1.0),
         features: tuple[str, ...] | None = None,
+        caution: str = "",
     ) -> Self:
         """From flat examples; refuses clients that have nothing to learn from or be scored on."""
         n = len(train.size)
@@ -167,9 +170,12 @@ class Federation:
                 raise DataError(
                     f"classes must be whole numbers, but the labels are {train.y.dtype}"
                 )
-            return cls(train, test, named, None, vocabulary, scaling, target, features)
-        labels = labels or _labels(train.y, test.y, classes)
-        return cls(train, test, named, labels, vocabulary, scaling, target, features)
+            labels = None
+        else:
+            labels = labels or _labels(train.y, test.y, classes)
+        return cls(
+            train, test, named, labels, vocabulary, scaling, target, features, caution=caution
+        )
 
     @classmethod
     def told(
@@ -223,9 +229,7 @@ class Federation:
             return FlatExamples.joined(self.train.x[rows], self.train.y[rows], sizes)
 
         names = tuple(name for name, good in zip(self.names, enough, strict=True) if good)
-        scaling = self.scaling
-        if scaling is not None and len(scaling.shift) > 1:
-            scaling = Scaling(scaling.shift[enough], scaling.scale[enough])
+        scaling = None if self.scaling is None else self.scaling.some(enough)
         return replace(
             self,
             train=part(used[~out]),
@@ -237,9 +241,7 @@ class Federation:
 
     def some(self, clients: Int[np.ndarray, " some"]) -> "Federation":
         """The same data of some clients only, in this order."""
-        scaling = self.scaling
-        if scaling is not None and len(scaling.shift) > 1:
-            scaling = Scaling(scaling.shift[clients], scaling.scale[clients])
+        scaling = None if self.scaling is None else self.scaling.some(clients)
         return replace(
             self,
             train=self.train.some(clients),

@@ -1,13 +1,15 @@
 """Rows of data before they are dealt out to clients, and the way from there to a federation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from perfed.data.as_published import CAUTION, Part
 from perfed.data.federation import Federation, FlatExamples
-from perfed.data.scaling import Scaling, Standardise
+from perfed.data.scaling import CLIP, Scaling, Standardise
 from perfed.data.splits import (
     LEAST,
     Labelled,
@@ -66,6 +68,7 @@ class Pool:
         test_from: TestFrom | None = None,
         test_fraction: float | None = None,
         standardise: Standardise | None = None,
+        clip: float | Literal["none"] = CLIP,
         standardise_target: bool = False,
         seed: int = 0,
     ) -> Federation:
@@ -80,6 +83,7 @@ class Pool:
                 `per-fedavg` and `client` for most.
             test_fraction: the part that is held out; None: a quarter, or what the set itself says.
             standardise: how inputs are scaled (`Scaling.fitted`); None: as is usual for the source.
+            clip: standardised inputs past so many deviations are held there; "none": they are not.
             standardise_target: give a regression's targets mean 0 and variance 1 over the training
                 data of all clients; scores are in the targets' own unit all the same.
             seed: the seed of the split.
@@ -88,6 +92,8 @@ class Pool:
             require_choice("test_from", test_from, get_args(TestFrom))
         kind = standardise or self.standardise
         require_choice("standardise", kind, get_args(Standardise))
+        limit = float("inf") if clip == "none" else clip
+        require(limit > 0, "clip", clip, 'must be a number greater than 0, or "none"')
         no_scale = "these inputs are symbols of a text, which have no scale"
         require(self.vocabulary is None or kind == "none", "standardise", kind, no_scale)
         no_target = "is for regressions; these data have classes"
@@ -110,9 +116,17 @@ class Pool:
         fraction = 0.25 if test_fraction is None else test_fraction
         require(0 < fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
         rng = np.random.default_rng(seed)
-        deal = self._deal_both if chosen == "test-set" else self._deal_then_hold_out
-        names, train_rows, test_rows = deal(split, fraction, rng)
-        train, test = (self._taken(rows, len(names)) for rows in (train_rows, test_rows))
+        shared = split.parts(self._labelled(slice(None)))
+        if shared is not None:
+            said = "is given by the published rows"
+            require(test_from is None, "test_from", test_from, said)
+            require(test_fraction is None, "test_fraction", test_fraction, said)
+            names = tuple(str(i) for i in range(len(shared[0])))
+            train, test = (self._joined(parts) for parts in shared)
+        else:
+            deal = self._deal_both if chosen == "test-set" else self._deal_then_hold_out
+            names, train_rows, test_rows = deal(split, fraction, rng)
+            train, test = (self._taken(rows, len(names)) for rows in (train_rows, test_rows))
         target = (0.0, 1.0)
         if standardise_target:
             mean, spread = (f(train.y, dtype=np.float64) for f in (np.mean, np.std))
@@ -130,7 +144,8 @@ class Pool:
             labels=self.labels,
             vocabulary=self.vocabulary,
             features=self.features,
-            scaling=Scaling.fitted(kind, train.x, train.size, self.limits),
+            scaling=Scaling.fitted(kind, train.x, train.size, self.limits, self.x, limit),
+            caution="" if shared is None else CAUTION,
         )
 
     def _labelled(self, rows: np.ndarray | slice) -> Labelled:
@@ -199,6 +214,12 @@ class Pool:
         _require_all(names, owner[test], "test")
         used = np.flatnonzero(owner >= 0)
         return names, _Owned(used[~test[used]], owner), _Owned(used[test[used]], owner)
+
+    def _joined(self, parts: Sequence[Part]) -> FlatExamples:
+        """The rows of each client, with the labels they are given."""
+        row, label = (np.concatenate(whole) for whole in zip(*parts, strict=True))
+        sizes = [len(part.row) for part in parts]
+        return FlatExamples.joined(self.x[row], label.astype(self.y.dtype), sizes)
 
     def _taken(self, rows: "_Owned", clients: int) -> FlatExamples:
         """The rows as flat examples, client after client."""

@@ -5,12 +5,13 @@ A row goes to at most one client. A split that the data cannot give is refused w
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Int
 
-from perfed.errors import DataError, require, require_count
+from perfed.data.as_published import CLASSES, CLIENTS, Part, pfedme_parts
+from perfed.errors import DataError, require, require_choice, require_count
 
 Owners = Int[np.ndarray, " examples"]
 Counts = Int[np.ndarray, "clients classes"]
@@ -64,6 +65,10 @@ class Split(ABC):
                 'use "iid", "quantity" or "natural"'
             )
         return self._deal(rows, rng)
+
+    def parts(self, rows: Labelled) -> tuple[list[Part], list[Part]] | None:
+        """Each client's rows to train on and to be scored on, where clients share rows; or None."""
+        return None
 
     @property
     def name(self) -> str:
@@ -151,14 +156,34 @@ class PFedMe(Split):
     Args:
         clients: how many clients.
         labels_per_client: how many classes a client holds, L.
+        overlap: `none`: nobody's rows are another's. `as-published`: the very rows of the paper's
+            Table 1 on MNIST, most of which are several clients' (see `as_published`).
     """
 
     clients: int = 20
     labels_per_client: int = 2
+    overlap: Literal["none", "as-published"] = "none"
 
     def __post_init__(self) -> None:
         require_count("clients", self.clients)
         require_count("labels_per_client", self.labels_per_client)
+        require_choice("overlap", self.overlap, ("none", "as-published"))
+        if self.overlap == "as-published":
+            only = 'must be {} with overlap = "as-published", as in the paper'
+            require(self.clients == CLIENTS, "clients", self.clients, only.format(CLIENTS))
+            two = self.labels_per_client == 2
+            require(two, "labels_per_client", self.labels_per_client, only.format(2))
+
+    def parts(self, rows: Labelled) -> tuple[list[Part], list[Part]] | None:
+        """Each client's rows to train on and to be scored on, where clients share them."""
+        if self.overlap == "none":
+            return None
+        if rows.classes != CLASSES:
+            raise DataError(
+                f'overlap = "as-published" is of {CLASSES} classes, and these data have '
+                f"{rows.classes or 'none'}"
+            )
+        return pfedme_parts(rows.y)
 
     def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
         classes = rows.classes or 0

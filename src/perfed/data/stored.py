@@ -19,14 +19,13 @@ from typing import Any, BinaryIO, Final, Self, final
 import numpy as np
 
 from perfed.data.federation import Federation, FlatExamples, joined_checksum
-from perfed.data.scaling import Scaling
+from perfed.data.scaling import SCALING, Scaling
 from perfed.errors import DataError, require
 
 FORMAT: Final = "perfed-federation-1"
 FACTS: Final = "federation.json"
 NAMES: Final = "names.json"
 _ARRAYS: Final = ("train_x", "train_y", "train_size", "test_x", "test_y", "test_size")
-_SCALING: Final = ("shift", "scale")
 
 
 @final
@@ -140,7 +139,7 @@ class FederationWriter:
             raise DataError(f"{self._root}: give all clients a name, or none")
         arrays = {name: column.facts() for name, column in self._files.items()}
         if self._scaling is not None:
-            for name in _SCALING:
+            for name in SCALING:
                 column = _Column(self._root / f"{name}.bin")
                 given = np.asarray(getattr(self._scaling, name), np.float32)
                 column.check(given, "scaling")
@@ -210,7 +209,7 @@ def store(federation: Federation, root: str | Path) -> None:
     require(federation.here, "federation", "told", "the clients' rows are not here")
     scaling, named = federation.scaling, not _by_number(federation.names)
     if scaling is not None:
-        scaling = Scaling(np.asarray(scaling.shift), np.asarray(scaling.scale))
+        scaling = Scaling(*map(np.asarray, scaling.arrays))
     with FederationWriter(
         root,
         federation.labels,
@@ -246,7 +245,7 @@ def stored(root: str) -> Federation:
         names: Sequence[str] = [str(i) for i in range(clients)]
         if (folder / NAMES).exists():
             names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
-        scaling = Scaling(arrays["shift"], arrays["scale"]) if "shift" in arrays else None
+        scaling = Scaling(*(arrays[k] for k in SCALING)) if SCALING[0] in arrays else None
         checksums = {name: facts["arrays"][name]["sha256"] for name in _ARRAYS}
         labels, vocabulary, features = (
             None if facts[key] is None else tuple(facts[key])

@@ -127,10 +127,11 @@ def adapt(
 
 
 def _objective(task: Task, x: np.ndarray, y: np.ndarray, scaling: Scaling | None) -> Objective:
-    shift_scale = None
+    arrays = None
     if scaling is not None:
-        shift_scale = (jnp.asarray(scaling.shift[0]), jnp.asarray(scaling.scale[0]))
-    return Objective(task, Examples(jnp.asarray(x), jnp.asarray(y), 0, len(y), shift_scale))
+        shift, scale, clip = (jnp.asarray(part[0]) for part in scaling.arrays)
+        arrays = (shift, scale, clip)
+    return Objective(task, Examples(jnp.asarray(x), jnp.asarray(y), 0, len(y), arrays))
 
 
 def _with_steps(method: Method, name: str, steps: int | None) -> Method:

@@ -303,6 +303,8 @@ class _Clerk:
         self.checkpoints.begin()
         if self.course is not None:
             self._say(f"going on from round {self.course.round}")
+        if caution := self.recording.engine.setup.federation.caution:
+            self._say(f"caution: {caution}")
         for observer in self._watching:
             observer.begin(config.resolved(), folder)
         if self.course is not None:

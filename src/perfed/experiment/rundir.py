@@ -42,6 +42,7 @@ from safetensors.numpy import load_file, save
 
 from perfed.data import Federation
 from perfed.data.describe import Description
+from perfed.data.scaling import SCALING
 from perfed.errors import ConfigError, DataError
 from perfed.evaluation import score_order
 from perfed.experiment.files import read_json, write_whole
@@ -186,6 +187,7 @@ def environment(federation: Federation) -> dict[str, Any]:
         "command": sys.argv,
         "git": _git(),
         "data_sha256": federation.checksum(),
+        "data_caution": federation.caution,
     }
 
 
@@ -251,7 +253,7 @@ def _data_bytes(federation: Federation) -> bytes:
         "target": np.array(federation.target),
     }  # fmt: skip
     if federation.scaling is not None:
-        tensors |= {"shift": federation.scaling.shift, "scale": federation.scaling.scale}
+        tensors |= dict(zip(SCALING, federation.scaling.arrays, strict=True))
     texts = {k: json.dumps(getattr(federation, k)) for k in ("names", "labels", "vocabulary")}
     return save({k: np.ascontiguousarray(v) for k, v in tensors.items()}, texts)
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfed.data import Federation, Scaling
+from perfed.data.scaling import SCALING
 from perfed.errors import DataError, require
 from perfed.objective import Model, Params
 
@@ -91,7 +92,7 @@ class SavedModel:
         """The file's contents."""
         tensors = named_leaves(self.params, "params.") | {"target": np.array(self.target)}
         if self.scaling is not None:
-            tensors |= {"shift": self.scaling.shift, "scale": self.scaling.scale}
+            tensors |= dict(zip(SCALING, self.scaling.arrays, strict=True))
         facts = {"format": FORMAT} | self.uses.__dict__
         return save(tensors, {"perfed": json.dumps(facts)})
 
@@ -130,7 +131,7 @@ def saved_model(
 ) -> SavedModel:
     """A run's global model, ready to be written."""
     data, scaling = config["data"], federation.scaling
-    own_scale = scaling is not None and len(scaling.shift) > 1
+    own_scale = scaling is not None and not scaling.shared
     standardise = data.get("standardise") or ("none" if scaling is None else "unit")
     uses = Uses(
         config["model"],
@@ -171,6 +172,6 @@ def read_model(path: Path, build: Any) -> SavedModel:
     params = jax.tree.unflatten(
         jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in names]
     )
-    scaling = Scaling(tensors["shift"], tensors["scale"]) if "shift" in tensors else None
+    scaling = Scaling(*(tensors[k] for k in SCALING)) if SCALING[0] in tensors else None
     target = (float(tensors["target"][0]), float(tensors["target"][1]))
     return SavedModel(params, uses, scaling, target, model)

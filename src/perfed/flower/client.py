@@ -40,9 +40,9 @@ UNKNOWN = "no such experiment here:"
 
 # How a client's file is read; all else of `[data]` is about where a simulation finds its files.
 _READING = ("label", "features", "task", "labels", "part")
-_DEALING = ("test_from", "test_fraction", "standardise", "seed")
+_DEALING = ("test_from", "test_fraction", "standardise", "clip", "seed")
 # What takes all clients' data in one place.
-_TOGETHER = ("feature", "unit")
+_TOGETHER = ("feature", "unit", "whole-set")
 
 
 # What these say is ours, and is about messages, settings and rounds.

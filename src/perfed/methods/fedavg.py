@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from perfed.methods.base import Memory, Method, Reply, Turn, changed, examples, sgd
 from perfed.objective import BatchSize, Objective, Params
@@ -20,7 +20,8 @@ class FedAvg(Method):
         batch: examples a step.
         diminishing: in round k (from 0) the rate is lr / (k tau + 1): FedPAQ's Theorem 1 with
             lr = 4 / mu.
-        alpha: the step size of the update that makes the personalised model; None: `lr`.
+        alpha: the step size of the update that makes the personalised model; None: that of the
+            local steps, in the round that comes next where they diminish.
         adapt_steps: how many such steps.
         adapt_batch: examples an adaptation step.
     """
@@ -50,8 +51,7 @@ class FedAvg(Method):
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Reply:
         """Tau steps w <- w - lr grad f_i(w; D_t)."""
-        rate = self.lr / (turn.round * self.tau + 1) if self.diminishing else self.lr
-        return Reply(sgd(objective, w, rate, self.tau, self.batch, key), memory)
+        return Reply(sgd(objective, w, self._rate(turn), self.tau, self.batch, key), memory)
 
     def gradients(self, size: int) -> int:
         """Tau * batch."""
@@ -65,5 +65,9 @@ class FedAvg(Method):
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """FedAvg + update: gradient steps on own data, started from w."""
-        alpha = self.lr if self.alpha is None else self.alpha
+        alpha = self._rate(turn) if self.alpha is None else self.alpha
         return sgd(objective, w, alpha, self.adapt_steps, self.adapt_batch, key)
+
+    def _rate(self, turn: Turn) -> float | Array:
+        """The local step size in a round."""
+        return self.lr / (turn.round * self.tau + 1) if self.diminishing else self.lr

@@ -164,6 +164,9 @@ def _notices(groups: Sequence[Group]) -> str:
     notices = []
     if any(g.first.config.get("adapt_on") == "test" for g in groups):
         notices.append(f"Adapted on the data that are scored. {adaptation(groups)}")
+    notices += dict.fromkeys(
+        caution for g in groups if (caution := g.first.environment.get("data_caution"))
+    )
     data = {json.dumps(g.first.environment.get("data_sha256"), default=str) for g in groups}
     names = {g.first.names for g in groups}
     if len(data) > 1 or len(names) > 1:

@@ -349,9 +349,11 @@ def _theory_of(name: str, theory: Mapping[str, Any]) -> str:
         "Measured constants of the papers' assumptions.",
         left=2,
     )
-    terms = [(key, number(value)) for key, value in theory["terms"].items()]
-    bound = markup.table(("Term", "Value"), terms, bound_line(theory)) if terms else ""
-    return f"{conditions}\n{markup.details('Constants and bound', constants + bound)}"
+    tables = [constants]
+    for bound in theory["bounds"]:
+        terms = [(key, number(value)) for key, value in bound["terms"].items()]
+        tables.append(markup.table(("Term", "Value"), terms, bound_line(bound)))
+    return f"{conditions}\n{markup.details('Constants and bounds', ''.join(tables))}"
 
 
 def settings_section(groups: Sequence[Group]) -> Section:

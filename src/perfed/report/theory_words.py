@@ -24,11 +24,14 @@ def verdict(condition: Mapping[str, Any]) -> str:
     return "broken" if factor is None else f"broken ({_times(factor)})"
 
 
-def bound_line(theory: Mapping[str, Any]) -> str:
+def bound_line(bound: Mapping[str, Any]) -> str:
     """What the terms of a bound are."""
-    hidden = theory["terms_hide_a_factor"]
-    unknown = "; the theorem multiplies them by constants it does not give" if hidden else ""
-    return f"Terms of the bound of {theory['theorem']} for this run{unknown}."
+    unknown = "; the theorem multiplies them by constants it does not give"
+    note = f" ({bound['note']})" if bound["note"] else ""
+    return (
+        f"Terms of the bound of {bound['source']} on {bound['bounded']}, for this run"
+        f"{unknown if bound['hidden'] else ''}{note}."
+    )
 
 
 def distance_line(theory: Mapping[str, Any]) -> str:
@@ -41,9 +44,15 @@ def distance_line(theory: Mapping[str, Any]) -> str:
     what = "labels" if found["on"] == "labels" else "examples"
     count = len(set(group))
     told = f"{count} groups of similar clients" if count > 1 else "no groups stand out"
-    return (
+    line = (
         f"clients' {what} are {mean:.3g} from the average ones on average{between}, "
         f"{max(distance):.3g} at most ({found['method']}; Per-FedAvg, 4.1); {told}"
+    )
+    if found["method"] != "total variation":
+        return line
+    return (
+        f"{line}. This is of labels alone, and no more than the distance in Per-FedAvg's (14a), "
+        "which is of whole examples: clients alike in labels may differ in all else"
     )
 
 

@@ -21,6 +21,8 @@ from perfed.objective import BLOCK
 from perfed.simulation.setup import Rows, Setup, World
 from perfed.simulation.turns import EVERYWHERE, SHARED_OUT
 
+_Scaling = tuple[jax.Array, jax.Array, jax.Array]
+
 # A program is compiled for so many rows; for more, it is compiled again for this much more.
 _GROWTH: Final = 1.25
 # XLA copies what does not begin at such an address; rows are as many as that, whatever their size.
@@ -50,12 +52,12 @@ class Reader:
         self._mine = [i for i, d in enumerate(mesh.devices.ravel()) if d.process_index == here]
         self._devices = [mesh.devices.ravel()[i] for i in self._mine]
         scaling = setup.federation.scaling
-        self._scaled_alike = scaling is not None and len(scaling.shift) == 1
+        self._scaled_alike = scaling is not None and scaling.shared
         self._scaling = scaling
         if scaling is not None and self._scaled_alike:
             everywhere = NamedSharding(mesh, EVERYWHERE)
-            alike = (np.asarray(scaling.shift), np.asarray(scaling.scale))
-            self._for_all: tuple[jax.Array, jax.Array] = jax.device_put(alike, everywhere)
+            shift, scale, clip = map(np.asarray, scaling.arrays)
+            self._for_all: _Scaling = jax.device_put((shift, scale, clip), everywhere)
 
     def world(self, numbers: Int[np.ndarray, "devices seats"], test: bool) -> World:
         """The world of these clients.
@@ -74,7 +76,7 @@ class Reader:
     def specs(self, test: bool) -> World:
         """Where the parts of such a world lie."""
         side = EVERYWHERE if self._scaled_alike else SHARED_OUT
-        scaling: Any = None if self._scaling is None else (side, side)
+        scaling: Any = None if self._scaling is None else (side, side, side)
         rows: Any = Rows(SHARED_OUT, SHARED_OUT, SHARED_OUT, SHARED_OUT, scaling)  # type: ignore[arg-type]
         return World(rows, rows if test else None, SHARED_OUT)  # type: ignore[arg-type]
 
@@ -90,22 +92,21 @@ class Reader:
         placed: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, parts)
         return placed
 
-    def _own_scaling(
-        self, numbers: Int[np.ndarray, "devices seats"]
-    ) -> tuple[jax.Array, jax.Array] | None:
+    def _own_scaling(self, numbers: Int[np.ndarray, "devices seats"]) -> _Scaling | None:
         if self._scaling is None:
             return None
         if self._scaled_alike:
             return self._for_all
         some = np.minimum(self.mine(numbers), self._setup.federation.clients - 1)
         scaling = self._scaling
-        return self.placed(scaling.shift[some]), self.placed(scaling.scale[some])
+        shift, scale, clip = (self.placed(part[some]) for part in scaling.arrays)
+        return shift, scale, clip
 
     def _rows(
         self,
         side: str,
         numbers: Int[np.ndarray, "devices seats"],
-        scaling: tuple[jax.Array, jax.Array] | None,
+        scaling: _Scaling | None,
     ) -> Rows:
         flat, sizes = self._sides[side], self._sizes[side]
         taken = numbers < len(sizes)

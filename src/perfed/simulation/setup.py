@@ -73,13 +73,13 @@ class Numbers(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`FlatExamples` as arrays of a device program, with the inputs' (shift, scale) if any."""
+    """`FlatExamples` as arrays of a device program, with the inputs' scaling if they have one."""
 
     x: Array
     y: Array
     start: Int[Array, " clients"]
     size: Int[Array, " clients"]
-    scaling: tuple[Array, Array] | None
+    scaling: tuple[Array, Array, Array] | None
 
 
 class World(NamedTuple):
@@ -247,14 +247,14 @@ class Setup:
 
     def world(self, place: Callable[[np.ndarray], Array] = jnp.asarray) -> World:
         """The federation as arrays, which `place` puts where they are needed."""
-        scaling = self.federation.scaling
-        shift_scale = None
-        if scaling is not None:
-            shift_scale = (place(scaling.shift), place(scaling.scale))
+        scaling = None
+        if self.federation.scaling is not None:
+            shift, scale, clip = map(place, self.federation.scaling.arrays)
+            scaling = (shift, scale, clip)
 
         def rows(flat: FlatExamples) -> Rows:
             x, y, start, size = map(place, (flat.x, flat.y, flat.start, flat.size))
-            return Rows(x, y, start, size, shift_scale)
+            return Rows(x, y, start, size, scaling)
 
         number = place(self.first + np.arange(self.federation.clients, dtype=np.int32))
         return World(rows(self.federation.train), rows(self.federation.test), number)
@@ -300,8 +300,8 @@ class Setup:
         assert rows is not None, "these rows were not asked for"
         scaling = None
         if rows.scaling is not None:
-            shift, scale = rows.scaling
-            scaling = (own_row(shift, client), own_row(scale, client))
+            shift, scale, clip = (own_row(part, client) for part in rows.scaling)
+            scaling = (shift, scale, clip)
         examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
         return Objective(self.task, examples, self.sampling)
 

@@ -414,21 +414,21 @@ def _candidates(config: Config, c: Constants) -> tuple[list[Reason], list[dict[s
         return decays, [{"alpha": a, "beta": b} for a, b in product(inner, outer)]
     if name == "pfedme":
         softest = 0.3 / usual
-        inner_lr = _rounded(1 / (softest + L))
-        wanted = inner_steps(softest, L, max(mu, 0.0), inner_lr)
+        wanted = inner_steps(softest, L, max(mu, 0.0), 1 / (softest + L))
         steps = int(min(wanted, _MOST_INNER))
         kappa = bounds.inner_condition(softest, L, mu)
-        told = f"kappa = {kappa:.2g}: a tenth of the first error is left after {wanted} steps"
-        reasons = [
-            Reason("method.inner_lr", inner_lr, f"1/(lambda + L), with lambda = {softest:.2g}"),
-            Reason(
-                "method.inner_steps",
-                steps,
-                told if steps == wanted else f"{told}, of which no more than {steps} are advised",
-            ),
-        ]
-        return reasons, [
-            {"lam": _rounded(a / usual), "eta": _rounded(b * usual / a), "beta": s}
+        told = (
+            f"kappa = {kappa:.2g} for lambda = {softest:.2g}: a tenth of the first error is left "
+            f"after {wanted} steps"
+        )
+        more = "" if steps == wanted else f", of which no more than {steps} are advised"
+        return [Reason("method.inner_steps", steps, told + more)], [
+            {
+                "lam": _rounded(a / usual),
+                "eta": _rounded(b * usual / a),
+                "beta": s,
+                "inner_lr": _rounded(1 / (a / usual + L)),
+            }
             for a, b, s in product((0.3, 1.0, 3.0), (0.03, 0.1, 0.3), (1.0, 2.0))
         ]
     if name == "local":
@@ -507,6 +507,8 @@ def _scale(method: str, name: str, value: float, c: Constants) -> str:
         return f"{value / c.L.value:.2g} L"
     if method == "pfedme" and name == "beta":
         return "the server's mixing"
+    if name == "inner_lr":
+        return "1/(lambda + L)"
     share = float(np.mean(value <= 1 / c.client_L))
     return f"{value * c.L.value:.2g}/L, at most 1/L_i for {100 * share:.0f} % of clients"
 

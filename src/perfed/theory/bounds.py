@@ -49,6 +49,37 @@ def per_fedavg_variance(
     return 12 * gradient * (1 + sigma_H**2 * alpha**2 / (4 * D2)) - 12 * B**2
 
 
+def first_order_variance(
+    L: float, B: float, sigma_G: float, alpha: float, D: float, D1: float
+) -> float:
+    """sigma_F^2 of the first-order estimate (first version, Lemma G.1); it does not vanish.
+
+    2 sigma_G^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2.
+    """
+    return 2 * sigma_G**2 * (1 / D1 + (alpha * L) ** 2 / D) + 2 * (alpha * L * B) ** 2
+
+
+def hessian_free_variance(
+    L: float,
+    rho: float,
+    B: float,
+    sigma_G: float,
+    alpha: float,
+    delta: float,
+    D: float,
+    D1: float,
+    D2: float,
+) -> float:
+    """sigma_F^2 of the Hessian-free estimate (first version, Lemma G.2).
+
+    6 sigma_G^2 (2/D' + 2 (alpha L)^2 / D + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4.
+    The lemma treats the two gradients of a difference as independent; those here share a batch, so
+    for small delta the third term is far above what is seen.
+    """
+    noise = 2 / D1 + 2 * (alpha * L) ** 2 / D + alpha**2 / (2 * delta**2 * D2)
+    return 6 * sigma_G**2 * noise + 2 * (alpha * rho * delta) ** 2 * B**4
+
+
 def per_fedavg_diversity(B: float, gamma_G: float, gamma_H: float, alpha: float) -> float:
     """gamma_F^2 = 3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2 (Lemma 4.4)."""
     return 3 * B**2 * alpha**2 * gamma_H**2 + 192 * gamma_G**2
@@ -187,6 +218,37 @@ def pfedme_theorem_2(
         gap ** (2 / 3) * third / (beta ** (4 / 3) * R ** (1 / 3) * T ** (2 / 3)),
         lam**2 * delta2,
     )
+
+
+class PersonalTerms(NamedTuple):
+    """pFedMe, Theorems 1 (b) and 2 (b): what bounds the personal models' mean squared distance.
+
+    Of theta_i(w_T) from w* in Theorem 1, of theta_i(w_t*) from w_t* in Theorem 2; each term is
+    inside an O(1).
+
+    Attributes:
+        common: of the global model: part (a), divided by mu_F in Theorem 1.
+        diversity: sigma_F^2 / lambda^2.
+        inner: delta^2.
+    """
+
+    common: float
+    diversity: float
+    inner: float
+
+
+def pfedme_theorem_1b(
+    part_a: PFedMeTerms, sigma_F1_2: float, delta2: float, lam: float, mu: float
+) -> PersonalTerms:
+    """pFedMe, Theorem 1 (b)."""
+    return PersonalTerms(sum(part_a) / moreau_convexity(lam, mu), sigma_F1_2 / lam**2, delta2)
+
+
+def pfedme_theorem_2b(
+    part_a: PFedMeTerms, sigma_F2_2: float, delta2: float, lam: float
+) -> PersonalTerms:
+    """pFedMe, Theorem 2 (b)."""
+    return PersonalTerms(sum(part_a), sigma_F2_2 / lam**2, delta2)
 
 
 def fedpaq_b1(L: float, q: float, cohort: int, clients: int) -> float:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from math import ceil, inf, log, sqrt
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from perfed.codecs import Float32
 from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe
 from perfed.objective import BatchSize
@@ -13,6 +15,9 @@ from perfed.theory.constants import Constants
 
 # An inner problem counts as solved when what is left of its first error is this part of it.
 _INNER_LEFT = 0.1
+
+# Limits are known to about so many parts: eigenvalues are found in float32, from inside.
+_ROUNDING = 1e-4
 
 Sense = Literal["at most", "at least"]
 
@@ -42,12 +47,32 @@ class Condition(NamedTuple):
         larger, smaller = self.value, self.limit
         if self.sense == "at least":
             larger, smaller = smaller, larger
-        return larger / smaller if smaller > 0 else inf
+        if smaller > 0:
+            return larger / smaller
+        return inf if larger > 0 else 1.0
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
-        return self.factor <= 1
+        """Whether it does, as far as constants measured in float32 can tell."""
+        return self.factor <= 1 + _ROUNDING
+
+
+class Bound(NamedTuple):
+    """The right-hand side of a theorem's bound, for one run.
+
+    Attributes:
+        source: which theorem.
+        bounded: what it bounds, in words.
+        terms: of its right-hand side, by name.
+        hidden: whether each term lacks a factor O(1).
+        note: what stands for something that is not known; "" if nothing does.
+    """
+
+    source: str
+    bounded: str
+    terms: dict[str, float]
+    hidden: bool
+    note: str = ""
 
 
 class Diagnosis(NamedTuple):
@@ -57,17 +82,13 @@ class Diagnosis(NamedTuple):
         method: the run's method.
         derived: what follows from the constants, by the papers' names.
         conditions: what the theorems ask for.
-        theorem: which bound `terms` are of.
-        terms: of its right-hand side, by name.
-        hidden: whether a factor O(1) is missing from them.
+        bounds: what they promise; they hold where their conditions do.
     """
 
     method: str
     derived: dict[str, float]
     conditions: list[Condition]
-    theorem: str
-    terms: dict[str, float]
-    hidden: bool
+    bounds: list[Bound]
 
     @property
     def broken(self) -> list[Condition]:
@@ -85,23 +106,23 @@ def diagnose(setup: Setup, constants: Constants, rounds: int) -> Diagnosis:
     }
     check = by_method.get(type(setup.method))
     if check is None:
-        return Diagnosis(setup.method.name, {}, [], "none", {}, False)
+        return Diagnosis(setup.method.name, {}, [], [])
     return check(setup.method, setup, constants, rounds)
 
 
 def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
-    """FedPAQ's theorems; without a quantiser q is 0."""
+    """FedPAQ's theorems; without a quantizer q is 0."""
     L, mu, r, n = _curved(c), _convexity(setup, c), setup.cohort, c.clients
     T, m = rounds * method.tau, _size(method.batch)
     # A diminishing rate is 4/mu at first, which no step at a time allows, and soon far below.
     found = [] if method.diminishing else [_descent("lr", method.lr, L)]
-    found += _assumed(setup)
+    found += [_clients_alike(setup, c), *_assumed(setup)]
     derived = {"T": float(T)}
     q = c.q
     if q is None:
-        risk = "the quantiser's errors add up instead of cancelling; no bound applies"
+        risk = "the quantizer's errors add up instead of cancelling; no bound applies"
         found.append(_no("the codec is unbiased", "FedPAQ, Assumption 1", risk))
-        return Diagnosis(method.name, derived, found, "none", {}, False)
+        return Diagnosis(method.name, derived, found, [])
     derived |= {
         "q": q,
         "B_1": bounds.fedpaq_b1(L, q, r, n),
@@ -111,19 +132,26 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
         source = "FedPAQ, Theorem 1"
         risk = "lr is for a curvature that some client does not have: progress stalls early"
         found.append(_rule("4/lr <= mu", source, 4 / method.lr, "at most", mu, risk))
-        terms: dict[str, float] = {}
-        if mu > 0:
-            # What is mu-strongly convex is so with anything less, such as what the rate is for.
-            mu = min(mu, 4 / method.lr)
-            k0 = bounds.fedpaq_k0(L, mu, q, method.tau, r, n)
-            derived["k_0"] = k0
-            C = bounds.fedpaq_c(L, mu, c.sigma_G.value, q, r, n, m)
-            derived |= C._asdict()
-            risk = "the bound says nothing yet of a run that short"
-            found.append(_rule("K >= k_0", source, rounds, "at least", k0, risk))
-            distance2 = (c.B.value / mu) ** 2  # at most, of the model that was measured
-            terms = bounds.fedpaq_theorem_1(distance2, C, max(rounds, k0), k0, method.tau)._asdict()
-        return Diagnosis(method.name, derived, found, source, terms, False)
+        if mu <= 0:
+            return Diagnosis(method.name, derived, found, [])
+        # What is mu-strongly convex is so with anything less, such as what the rate is for.
+        mu = min(mu, 4 / method.lr)
+        k0 = bounds.fedpaq_k0(L, mu, q, method.tau, r, n)
+        derived["k_0"] = k0
+        C = bounds.fedpaq_c(L, mu, c.sigma_G.value, q, r, n, m)
+        derived |= C._asdict()
+        risk = "the bound says nothing yet of a run that short"
+        found.append(_rule("K >= k_0", source, rounds, "at least", k0, risk))
+        # Of strongly convex f, |x - x*| <= |grad f(x)| / mu.
+        distance2 = (c.gradient / mu) ** 2
+        terms = bounds.fedpaq_theorem_1(distance2, C, max(rounds, k0), k0, method.tau)
+        note = (
+            f"|x_k0 - x*|^2 is not known before the run: (|grad f| / mu)^2 = {distance2:.3g} of "
+            f"the measured model stands for it; --after {k0} measures at x_k0 itself"
+        )
+        bounded = f"E|x_k - x*|^2 after k = {max(rounds, k0)} rounds"
+        bound = Bound(source, bounded, terms._asdict(), False, note)
+        return Diagnosis(method.name, derived, found, [bound])
     source = "FedPAQ, Theorem 2"
     rate = 1 / (L * sqrt(T))
     short = "the theorem is of two steps at least"
@@ -136,28 +164,44 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
     found.append(_rule(text, source, method.tau, "at most", longest, risk))
     derived["N_1"], derived["N_2"] = bounds.fedpaq_n(c.sigma_G.value, q, r, n, m)
     given = bounds.fedpaq_theorem_2(c.loss, L, c.sigma_G.value, q, method.tau, rounds, r, n, m)
-    of_rate = f"{source} with lr = 1/(L sqrt(T))"
-    return Diagnosis(method.name, derived, found, of_rate, given._asdict(), False)
+    bound = Bound(
+        f"{source} with lr = 1/(L sqrt(T))", "the mean of |grad f|^2", given._asdict(), False,
+        _GAP,
+    )  # fmt: skip
+    return Diagnosis(method.name, derived, found, [bound])
+
+
+def _clients_alike(setup: Setup, c: Constants) -> Condition:
+    """Section 2 of FedPAQ: all clients' data are drawn from one distribution."""
+    sizes = np.asarray(setup.federation.train.size, np.float64)
+    # What remains of gradients that are the same, in float32, is no difference.
+    gamma = c.gamma_G.value if c.gamma_G.value > _ROUNDING * c.B.value else 0.0
+    usual = c.sigma_G.value * sqrt(float(np.mean(1 / sizes)))
+    risk = (
+        "the bounds leave out how clients differ, and a run may exceed them (samples of one "
+        f"distribution as large as these clients' would give about {usual:.2g})"
+    )
+    return _rule("gamma_G = 0 (clients are alike)", "FedPAQ, section 2", gamma, "at most", 0, risk)
 
 
 def _local(method: Local, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
     """No federation, no theorem."""
-    found = [_descent("lr", method.lr, _curved(c))]
-    return Diagnosis(method.name, {}, found, "none", {}, False)
+    return Diagnosis(method.name, {}, [_descent("lr", method.lr, _curved(c))], [])
 
 
 def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
-    """Lemmas 4.2 to 4.4 and Theorem 4.5."""
+    """Lemmas 4.2 to 4.4 and Theorem 4.5; Lemmas G.1 and G.2 for `fo` and `hf`."""
     L, alpha, beta = _curved(c), method.alpha, method.beta
-    # With diminishing steps the bound is taken at their mean.
-    decay = sum((k + 1) ** -method.beta_decay for k in range(rounds)) / rounds
     D = _size(method.batch)
     D1, D2 = (_size(size or method.batch) for size in (method.batch_outer, method.batch_hessian))
-    L_F = bounds.per_fedavg_smoothness(L, c.rho.value, c.B.value, alpha)
-    sigma_F2 = bounds.per_fedavg_variance(
-        c.B.value, L, c.sigma_G.value, c.sigma_H.value, alpha, D, D1, D2
-    )
-    gamma_F2 = bounds.per_fedavg_diversity(c.B.value, c.gamma_G.value, c.gamma_H.value, alpha)
+    B, rho, sigma_G = c.B.value, c.rho.value, c.sigma_G.value
+    L_F = bounds.per_fedavg_smoothness(L, rho, B, alpha)
+    sigma_F2 = {
+        "exact": bounds.per_fedavg_variance(B, L, sigma_G, c.sigma_H.value, alpha, D, D1, D2),
+        "hf": bounds.hessian_free_variance(L, rho, B, sigma_G, alpha, method.delta, D, D1, D2),
+        "fo": bounds.first_order_variance(L, B, sigma_G, alpha, D, D1),
+    }[method.variant]
+    gamma_F2 = bounds.per_fedavg_diversity(B, c.gamma_G.value, c.gamma_H.value, alpha)
     source = "Per-FedAvg, Theorem 4.5"
     overshoots = (
         "one step of adaptation overshoots, and the personal models are worse than w itself"
@@ -172,21 +216,26 @@ def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> D
         *_assumed(setup),
     ]  # fmt: skip
     if method.variant == "fo":
-        risk = "what is left out, alpha H grad f, is not in the bound (the paper's Appendix H is)"
-        found.append(_no("the Hessian term is kept", source, risk))
+        risk = "what is left out, alpha H grad f, adds an error that does not vanish"
+        found.append(_no("the Hessian term is kept", "Per-FedAvg, Lemma G.1", risk))
     if method.adapt_steps > 1:
         found.append(_no("one adaptation step", source, "the theorem is of one"))
-    terms = bounds.theorem_4_5(
-        c.loss, L, L_F, sigma_F2, gamma_F2, c.sigma_G.value, alpha, beta * decay, method.tau,
-        rounds, setup.cohort, c.clients, D,
-    )  # fmt: skip
-    derived = {
-        "L_F": L_F,
-        "sigma_F": sqrt(sigma_F2),
-        "gamma_F": sqrt(gamma_F2),
-        "bias": bounds.per_fedavg_bias(L, c.sigma_G.value, alpha, D),
-    }
-    return Diagnosis(method.name, derived, found, source, terms._asdict(), True)
+    if method.beta_decay > 0:
+        risk = "the theorem is of constant steps; of diminishing ones Remark 4.8 gives no bound"
+        found.append(_no("a constant beta", source, risk))
+    derived = {"L_F": L_F, "sigma_F": sqrt(sigma_F2), "gamma_F": sqrt(gamma_F2)}
+    if method.variant == "exact":
+        derived["bias"] = bounds.per_fedavg_bias(L, sigma_G, alpha, D)
+    given: list[Bound] = []
+    if method.beta_decay == 0:
+        terms = bounds.theorem_4_5(
+            c.loss, L, L_F, sigma_F2, gamma_F2, sigma_G, alpha, beta, method.tau, rounds,
+            setup.cohort, c.clients, D,
+        )  # fmt: skip
+        lemma = {"exact": "4.3", "hf": "G.2", "fo": "G.1"}[method.variant]
+        note = f"sigma_F of Lemma {lemma}; {_GAP}"
+        given = [Bound(source, "the mean of |grad F|^2", terms._asdict(), True, note)]
+    return Diagnosis(method.name, derived, found, given)
 
 
 def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
@@ -232,10 +281,16 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
         # Measured here, not at w*, which is not known; |grad F_i| is at most |grad f_i|.
         sigma_F1_2 = float((c.client_B**2).mean())
         derived["sigma_F1"] = sqrt(sigma_F1_2)
-        given = bounds.pfedme_theorem_1(
+        part_a = bounds.pfedme_theorem_1(
             (c.B.value / mu_F) ** 2, sigma_F1_2, delta2, lam, mu, beta, R, rounds,
             setup.cohort, c.clients,
         )  # fmt: skip
+        personal = bounds.pfedme_theorem_1b(part_a, sigma_F1_2, delta2, lam, mu)
+        bounded = ("F - F* of the averaged model", "the personal models' |theta_i - w*|^2")
+        note = (
+            "w* is not known: sigma_F1 and |w_0 - w*| <= |grad F|/mu_F are of the measured model, "
+            "with |grad f_i| for |grad F_i|"
+        )
     else:
         source = "pFedMe, Theorem 2"
         eta_hat = bounds.eta_hat_2(lam)
@@ -246,14 +301,21 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
             _rule("lambda > 2 sqrt(2) L", "pFedMe, Lemma 2", lam, "at least", sqrt(8) * L, risk),
             _rule("lambda >= sqrt(8 L^2 + 1)", source, lam, "at least", sqrt(8 * L**2 + 1), risk),
         ]
-        given = bounds.pfedme_theorem_2(
+        part_a = bounds.pfedme_theorem_2(
             c.loss, diversity, delta2, lam, beta, R, rounds, setup.cohort, c.clients
         )
+        personal = bounds.pfedme_theorem_2b(part_a, diversity, delta2, lam)
+        bounded = ("|grad F|^2 of a random round", "the personal models' |theta_i - w_t*|^2")
+        note = _GAP
     text = f"eta <= {'eta_hat_1' if convex else 'eta_hat_2'}/(beta R)"
     risk = "local models drift apart; far above it, the global model swings or diverges"
     found.append(_rule(text, source, method.eta, "at most", eta_hat / (beta * R), risk))
     found.append(_rule("beta >= 1", source, beta, "at least", 1.0, beta_risk))
-    return Diagnosis(method.name, derived, found + practice, source, given._asdict(), True)
+    given = [
+        Bound(f"{source} (a)", bounded[0], part_a._asdict(), True, note),
+        Bound(f"{source} (b)", bounded[1], personal._asdict(), True, note),
+    ]
+    return Diagnosis(method.name, derived, found + practice, given)
 
 
 def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) -> float:
@@ -294,7 +356,9 @@ def _assumed(setup: Setup) -> list[Condition]:
     return found
 
 
-_UNCOUNTED = "the quantiser's noise is not in the bound"
+_UNCOUNTED = "the quantizer's noise is not in the bound"
+
+_GAP = "the loss of the measured model stands for its gap to the smallest"
 
 
 def _no(text: str, source: str, risk: str) -> Condition:

@@ -103,6 +103,7 @@ class Constants:
         q: the codec's (FedPAQ, Assumption 1); None: it is not unbiased.
         example_B: largest gradient of a single example that was looked at, for (14a).
         loss: f(w), the mean over clients of f_i.
+        gradient: |grad f|, of the mean over clients.
         client_L: each client's L_i.
         client_B: each client's B_i.
         clients: n.
@@ -120,13 +121,17 @@ class Constants:
     q: float | None
     example_B: float
     loss: float
+    gradient: float
     client_L: Float[np.ndarray, " clients"]
     client_B: Float[np.ndarray, " clients"]
     clients: int
     parameters: int
 
     def joined(self, other: "Constants") -> "Constants":
-        """What bounds both: at two models of one federation."""
+        """What bounds both, at two models of one federation: this one first, then the other.
+
+        `loss` stays that of the first, where a run begins; `gradient` is that of the last.
+        """
 
         def larger(one: Estimate, two: Estimate) -> Estimate:
             return Estimate(*(max(pair) for pair in zip(one, two, strict=True)))
@@ -141,6 +146,7 @@ class Constants:
             q=self.q,
             example_B=max(self.example_B, other.example_B),
             loss=self.loss,
+            gradient=other.gradient,
             client_L=np.maximum(self.client_L, other.client_L),
             client_B=np.maximum(self.client_B, other.client_B),
             clients=self.clients,
@@ -180,7 +186,7 @@ def measure(
     L_i, mu_i = _curvature(*_on_clients(engine, _spectrum(min(effort.steps, p)), state))
     say("Hessians of single examples")
     noise = _hessian_noise(effort.hessian_examples, min(effort.hessian_steps, p))
-    norms_H = _norms(*_on_clients(engine, noise, state))
+    norms_H, most_H = _norms(*_on_clients(engine, noise, state))
     say("third derivatives")
     rho_i = np.asarray(
         _on_clients(engine, _third(effort.tensor_starts, effort.tensor_steps), state)
@@ -193,12 +199,13 @@ def measure(
         mu=Estimate(*(min(getattr(mu, end) for mu in mu_i) for end in Estimate._fields)),
         rho=Estimate(float(rho_i.max()), float(rho_i.max()), float("inf")),
         sigma_G=_largest(_means(np.asarray(first.squares), setup)).root(),
-        sigma_H=_largest(_means(norms_H**2, setup)).root(),
+        sigma_H=_largest(_means(norms_H**2, setup, most_H**2)).root(),
         gamma_G=gamma_G,
         gamma_H=gamma_H,
         q=setup.codec.variance(sizes),
         example_B=float(np.asarray(first.norms)[used].max()),
         loss=float(np.mean(first.loss)),
+        gradient=float(np.linalg.norm(gradient.mean(axis=0))),
         client_L=np.array([L.value for L in L_i]),
         client_B=B_i,
         clients=n,
@@ -340,12 +347,12 @@ def _hessian_diversity(engine: Engine, state: State, effort: Effort) -> Estimate
         return own - total / n
 
     alpha, beta = _lanczos_on_host(difference, start, steps)
-    squares = _norms(alpha, beta) ** 2
-    mean = float(squares.mean())
-    if count == n or count < 2:
-        return Estimate(mean, mean, mean if count == n else float("inf")).root()
-    half = _half(squares, n)
-    return Estimate(mean, mean - half, mean + half).root()
+    squares, most = (norms**2 for norms in _norms(alpha, beta))
+    return Estimate(
+        float(squares.mean()),
+        float(squares.mean()) - _half(squares, n),
+        float(most.mean()) + _half(most, n),
+    ).root()
 
 
 def lanczos(
@@ -428,22 +435,37 @@ def _curvature(
 
 def _norms(
     alpha: Float[np.ndarray, "*many steps"], beta: Float[np.ndarray, "*many steps"]
-) -> Float[np.ndarray, "*many"]:
-    """The spectral norms."""
+) -> tuple[Float[np.ndarray, "*many"], Float[np.ndarray, "*many"]]:
+    """The spectral norms as they were found, from inside the spectrum, and the most they may be."""
     alpha, beta = np.asarray(alpha), np.asarray(beta)
     flat = zip(alpha.reshape(-1, alpha.shape[-1]), beta.reshape(-1, beta.shape[-1]), strict=True)
-    found = [max(own.highest, -own.lowest) for own in (_extremes(a, b) for a, b in flat)]
-    return np.array(found).reshape(alpha.shape[:-1])
+    ends = [_extremes(a, b) for a, b in flat]
+    found = [max(own.highest, -own.lowest) for own in ends]
+    most = [max(own.highest + own.high_residual, -own.lowest + own.low_residual) for own in ends]
+    shape = alpha.shape[:-1]
+    return np.array(found).reshape(shape), np.array(most).reshape(shape)
 
 
-def _means(values: Float[np.ndarray, "clients examples"], setup: Setup) -> list[Estimate]:
-    """Each client's mean over its examples, from those that were looked at."""
+def _means(
+    values: Float[np.ndarray, "clients examples"],
+    setup: Setup,
+    most: Float[np.ndarray, "clients examples"] | None = None,
+) -> list[Estimate]:
+    """Each client's mean over its examples, from those that were looked at.
+
+    `most` is how large each value may be, where that is not the value itself.
+    """
     found = []
-    for own, n in zip(np.asarray(values, np.float64), setup.federation.train.size, strict=True):
-        seen = own[: min(len(own), int(n))]
+    most = values if most is None else most
+    for own, top, n in zip(values, most, setup.federation.train.size, strict=True):
+        seen, highest = (
+            np.asarray(part[: min(len(own), int(n))], np.float64) for part in (own, top)
+        )
         # Of the largest client: so sure of each that all intervals hold together.
-        mean, half = float(seen.mean()), _half(seen, int(n), 0.05 / len(values))
-        found.append(Estimate(mean, mean - half, mean + half))
+        doubt = 0.05 / len(values)
+        mean = float(seen.mean())
+        low = mean - _half(seen, int(n), doubt)
+        found.append(Estimate(mean, low, float(highest.mean()) + _half(highest, int(n), doubt)))
     return found
 
 

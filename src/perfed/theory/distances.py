@@ -28,7 +28,6 @@ from scipy.cluster import hierarchy
 from scipy.spatial import distance
 
 from perfed.data import Federation
-from perfed.data.scaling import own_row
 from perfed.data.splits import label_counts
 from perfed.errors import require, require_choice, require_count
 
@@ -85,11 +84,15 @@ class Sliced(NamedTuple):
 
 
 def label_distances(federation: Federation) -> Float[np.ndarray, " clients"]:
-    """||p_i - p||_TV = 1/2 sum_y |p_i(y) - p(y)| of the labels, as in (14a).
+    """||p_i - p||_TV = 1/2 sum_y |p_i(y) - p(y)| of the labels alone.
 
-    It is W1 as well, where two different labels are at distance 1. The targets of a regression are
-    at the distance |y - y'|, in the units in which they are kept, and W1(p_i, p) is given for them:
-    total variation says nothing of numbers that hardly ever come twice.
+    The distance in (14a) is over whole examples z = (x, y), and at least this large: it is this one
+    where clients agree on how inputs look given a label, and any larger one where they do not. So
+    this bounds neither gamma_G nor gamma_H; `example_distances` is the distance that does.
+
+    It is W1 of labels as well, where two different ones are at distance 1. The targets of a
+    regression are at the distance |y - y'|, in the units in which they are kept, and W1(p_i, p) is
+    given for them: total variation says nothing of numbers that hardly ever come twice.
     """
     if federation.labels is None:
         line = _Line.of(_targets(federation), federation)
@@ -315,11 +318,7 @@ class _Space:
         """Inputs as a model sees them, flat."""
         x, scaling = np.asarray(self.federation.train.x)[rows], self.federation.scaling
         if scaling is not None:
-            shift, scale = (
-                own_row(np.asarray(part), self.owner[rows])
-                for part in (scaling.shift, scaling.scale)
-            )
-            x = (x.astype(np.float32) - shift) * scale
+            x = scaling(x, self.owner[rows])
         return np.asarray(x.reshape(len(rows), -1))
 
     def inputs(self, rows: Rows) -> Float[np.ndarray, "rows inputs"]:

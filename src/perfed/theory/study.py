@@ -107,9 +107,7 @@ class Study:
                 "q": c.q,
                 "derived": d.derived,
                 "conditions": conditions,
-                "theorem": d.theorem,
-                "terms": d.terms,
-                "terms_hide_a_factor": d.hidden,
+                "bounds": [bound._asdict() for bound in d.bounds],
                 "distance": {
                     "on": self.differences.on,
                     "method": self.differences.method,

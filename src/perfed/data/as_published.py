@@ -1,0 +1,83 @@
+"""MNIST's rows as the authors of pFedMe dealt them out, faults included: for their Table 1 alone.
+
+Their generator of May 2020 is meant to cut each class into pieces, one for each client that holds
+it. But it counts what is taken in an array left over from before, the mask of class 9, which holds
+nothing but 0 and 1, and slices `rows[start:n]`: every piece begins with the first or second row of
+its class. So a client's rows are mostly other clients' rows as well, those it is scored on are
+mostly ones that others train on (never itself), and most of the set is not used. Where a piece
+begins with the second row it is one short, the labels after it move up, and a few are wrong.
+"""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from perfed.errors import DataError
+
+CLIENTS, CLASSES = 20, 10
+
+CAUTION = (
+    'overlap = "as-published": clients share most of their rows, and most rows that a client is '
+    "scored on stand in another client's training data, as in pFedMe's published experiment; "
+    "scores are higher than on rows of one's own, and only good for comparison with that table"
+)
+
+
+class Part(NamedTuple):
+    """Rows of a set, and the labels they are given."""
+
+    row: Int[np.ndarray, " rows"]
+    label: Int[np.ndarray, " rows"]
+
+
+def pfedme_parts(y: Int[np.ndarray, " examples"]) -> tuple[list[Part], list[Part]]:
+    """What each client trains on, and what it is scored on.
+
+    Args:
+        y: the labels, 0 to 9, in the order in which the set is published: training rows first.
+    """
+    rows = [np.flatnonzero(y == label) for label in range(CLASSES)]
+    # Client u holds labels u and u + 1, so that four clients hold each.
+    held = [(client + j) % CLASSES for client in range(CLIENTS) for j in range(2)]
+    sizes = np.random.RandomState(1)
+    pieces = [_pieces(len(own), held.count(label), sizes) for label, own in enumerate(rows)]
+    # Read out slot by slot across the classes, though clients take them in another order.
+    in_order = iter([piece for slot in zip(*pieces, strict=True) for piece in slot])
+    start = y[:CLASSES] == CLASSES - 1
+    shuffled = random.Random(1)
+    train, test = [], []
+    for client in range(CLIENTS):
+        taken: list[int] = []
+        labels: list[int] = []
+        for label in held[2 * client : 2 * client + 2]:
+            size = next(in_order)
+            if int(start[label]) + size < len(rows[label]):
+                taken += rows[label][int(start[label]) : size].tolist()
+                labels += [label] * size
+                start[label] = True  # all that a mask can count
+        pairs = list(zip(taken, labels, strict=False))
+        shuffled.shuffle(pairs)
+        whole = Part(*np.array(pairs, int).reshape(-1, 2).T)
+        cut = int(0.75 * len(pairs))
+        train.append(Part(whole.row[:cut], whole.label[:cut]))
+        test.append(Part(whole.row[cut:], whole.label[cut:]))
+    if not all(len(part.row) for part in [*train, *test]):
+        raise DataError(
+            f'overlap = "as-published": {len(y)} examples of {CLASSES} classes are too few; it is '
+            "meant for MNIST"
+        )
+    return train, test
+
+
+def _pieces(total: int, count: int, sizes: np.random.RandomState) -> list[int]:
+    """The sizes of a class's pieces: all but the last 1/(count + 1) to 1/2 of the rest."""
+    pieces = []
+    for _ in range(count - 1):
+        low, high = total // (count + 1), total // 2
+        if high <= low:
+            raise DataError(f'overlap = "as-published": a class of {total} examples is too small')
+        pieces.append(int(sizes.randint(low, high)))
+        total -= pieces[-1]
+    return [*pieces, total]
