@@ -1,6 +1,6 @@
 """Small federations whose losses, gradients and Hessians NumPy can write down."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -67,6 +67,14 @@ class Quadratic:
 
     def grad(self, w: np.ndarray) -> np.ndarray:
         return np.asarray(self.A @ w - self.b)
+
+
+def noisy(data: Federation) -> Federation:
+    """The same, with noise for all that is held out."""
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=data.test.x.shape).astype(data.test.x.dtype)
+    y = rng.permutation(data.test.y)
+    return replace(data, test=replace(data.test, x=x, y=y))
 
 
 def quadratics(data: Federation) -> list[Quadratic]:

@@ -16,9 +16,16 @@ from perfed import FedAvg, LowPrecision, PerFedAvg, PFedMe, Sign, Vectorised
 from perfed.data import Federation
 from perfed.errors import ConfigError, DivergedError
 from perfed.experiment.config import Config
-from perfed.theory.advice import _changes, _message, _within_bytes, _within_seconds, advise
+from perfed.theory.advice import (
+    _candidates,
+    _changes,
+    _message,
+    _within_bytes,
+    _within_seconds,
+    advise,
+)
 from perfed.theory.conditions import Condition, Diagnosis, diagnose, inner_steps
-from problems import QUADRATIC, federation, quadratics, setup
+from problems import QUADRATIC, federation, noisy, quadratics, setup
 from test_theory import some_constants
 
 SYNTHETIC: dict[str, Any] = {
@@ -152,6 +159,32 @@ def test_advice_for_all_clients_at_once_and_for_a_validated_run() -> None:
     assert advise(values, federation=federation).values["cohort"] == 12
     validated = SYNTHETIC | {"validation": 0.3, "method": {"name": "local"}}
     assert advise(validated).values["validation"] == 0.3
+
+
+@pytest.mark.parametrize("curvature", [1.0, 0.2, 30.0])
+def test_every_candidate_meets_its_own_limits(curvature: float) -> None:
+    """pFedMe's inner rate is for the candidate's own lambda, not for the smallest one."""
+    values = SYNTHETIC | {"method": {"name": "pfedme"}}
+    L = np.array([0.3, 1.0, 1.0, 1.0, 2.0]) * curvature
+    constants = replace(some_constants(L=float(L.max())), client_L=L)
+    _, candidates = _candidates(Config.checked(values), constants)
+    assert len({c["lam"] for c in candidates}) == 3
+    for chosen in candidates:
+        made = Config.checked(values | {"method": {"name": "pfedme"} | chosen}).build_recipe()
+        found = diagnose(setup(made.method), replace(constants, q=0.0), 60)
+        for text in ("inner_lr", "eta lambda"):
+            assert named(found, text).holds
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedme"])
+def test_advice_never_sees_held_out_data(name: str) -> None:
+    """All held-out rows replaced by noise: the same choices, to the last digit."""
+    values = SYNTHETIC | {"rounds": 20, "method": {"name": name}}
+    data = Config.checked(values).build_federation()
+    one, other = (advise(values, federation=federation) for federation in (data, noisy(data)))
+    assert one.values == other.values
+    assert one.trials == other.trials
+    assert one.reasons == other.reasons
 
 
 def test_nothing_is_advised_where_nothing_can_be_measured() -> None:

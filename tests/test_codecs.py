@@ -159,6 +159,35 @@ def test_the_quantiser_is_the_published_one(s: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("s", [1, 3])
+def test_a_tree_has_one_norm(s: int) -> None:
+    """(4) on two tensors of very different sizes: one norm for both, or one each if one asks."""
+    tree = {"a": jnp.array([[3.0, -1.0], [0.5, 0.0]]), "b": jnp.array([300.0, -20.0, 0.0])}
+    x = np.array([3.0, -1.0, 0.5, 0.0, 300.0, -20.0, 0.0])
+    whole, apart = (LowPrecision(s, norm=n) for n in ("whole", "tensor"))
+    keys = jax.random.split(jax.random.key(0), 3000)
+
+    def received(codec: Any) -> np.ndarray:
+        found = jax.jit(jax.vmap(lambda key: codec.send(key, tree).received))(keys)
+        return np.concatenate([np.asarray(found["a"]).reshape(3000, 4), found["b"]], axis=1)
+
+    norm = np.linalg.norm(x)
+    for codec, norms in (
+        (whole, np.full(7, norm)),
+        (apart, np.repeat([np.linalg.norm(x[:4]), np.linalg.norm(x[4:])], [4, 3])),
+    ):
+        draws = received(codec)
+        y = s * np.abs(x) / norms
+        low = np.floor(y)
+        # Each entry becomes one of the two levels next to it, the upper one with what is left over.
+        levels = np.abs(draws) * s / norms
+        assert np.all(np.abs(levels - np.round(levels)) < 1e-4)
+        assert np.all((np.round(levels) == low) | (np.round(levels) == low + (y > low)))
+        share = (np.round(levels) > low).mean(axis=0)
+        assert np.all(np.abs(share - (y - low)) < 5 * np.sqrt(0.25 / 3000))
+        assert np.all((np.sign(draws) == np.sign(x)) | (draws == 0))
+
+
 def test_norms_of_tensors_and_buckets() -> None:
     """Each part is quantised by its own norm, the last bucket too."""
     x = {"a": np.full(6, 5.0, np.float32), "b": np.full(4, 1e-3, np.float32)}

@@ -3,11 +3,15 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import problems
 from perfed import (
+    MLP,
     MLR,
+    Config,
     FedAvg,
     Federation,
     PerFedAvg,
@@ -67,6 +71,41 @@ def test_some_clients_in_any_order(data: Any) -> None:
     chosen = [6, 1, 3]
     some = np.asarray(evaluator.personal_models(state, chosen)["w"])
     np.testing.assert_allclose(some, every[chosen], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", [FedAvg(tau=2), PerFedAvg(tau=2), PFedMe(local_rounds=2)])
+def test_models_never_see_held_out_data(data: Any, method: Any) -> None:
+    """All held-out rows replaced by noise: the same models, bit for bit, and other scores."""
+    model = MLP(64, 10, (8,))
+    one, other = (
+        simulate(d, model, method, rounds=4, cohort=3, eval_every=2)
+        for d in (data, problems.noisy(data))
+    )
+    for a, b in zip(*(jax.tree.leaves((r.state, r.personal_models())) for r in (one, other)),
+                    strict=True):  # fmt: skip
+        np.testing.assert_array_equal(a, b)
+    assert np.any(one.scores["personalized"].loss != other.scores["personalized"].loss)
+
+
+def test_clients_weigh_the_same_unless_asked_otherwise() -> None:
+    """Of uneven clients, from Python and from a file, by default and where one asks for it."""
+    uneven = problems.federation()
+
+    def trained(**options: Any) -> np.ndarray:
+        model, method = problems.QUADRATIC.model, FedAvg(lr=0.1, batch="full")
+        return np.asarray(simulate(uneven, model, method, rounds=3, cohort=5, **options).state.w)
+
+    uniform, by_size = trained(weighting="uniform"), trained(weighting="size")
+    usual = trained()
+    np.testing.assert_array_equal(usual, uniform)
+    assert np.abs(usual - by_size).max() > 1e-3
+    told = {"data": {"source": "digits"}, "model": {"name": "mlr"}, "method": {"name": "fedavg"}}
+    config = Config.checked(told)
+    assert (config.weighting, config.adapt_on, config.sampling) == (
+        "uniform",
+        "train",
+        "replacement",
+    )
 
 
 def test_summaries() -> None:

@@ -50,6 +50,40 @@ def test_models_see_scaled_inputs(kind: Any) -> None:
                 np.testing.assert_allclose(data.scaling(raw, i), seen, rtol=1e-6)
 
 
+def test_standardised_inputs_are_held_at_ten_deviations() -> None:
+    """A feature that hardly varies in training, and does in the held-out rows."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 2)).astype(np.float32)
+    x[:, 1] = 0
+    x[3, 1] = 0.01
+    test = np.arange(400) >= 300
+    x[300:, 1] = np.tile([9.0, -9.0], 50)
+    pool = Pool(x, (np.arange(400) % 2).astype(np.int32), ("a", "b"), test=test)
+    wild = pool.federation(IID(3), test_from="test-set", standardise="feature", clip="none")
+    held = pool.federation(IID(3), test_from="test-set", standardise="feature")
+    tight = pool.federation(IID(3), test_from="test-set", standardise="feature", clip=2.0)
+    for data, most in ((wild, np.inf), (held, 10.0), (tight, 2.0)):
+        setup = Setup(data, Task(MLR(2, 2)), FedAvg(), cohort=1)
+        world = setup.world()
+        for i in range(3):
+            raw = data.test.client(i)[0]
+            seen, _ = setup.objective(world.test, i).examples.rows(jnp.arange(len(raw)))
+            assert data.scaling is not None
+            plain = (raw - data.scaling.shift[0]) * data.scaling.scale[0]
+            np.testing.assert_allclose(seen, np.clip(plain, -most, most), rtol=1e-5)
+            np.testing.assert_allclose(data.scaling(raw, i), seen, rtol=1e-6)
+            assert np.abs(plain).max() > 1000
+    own = pool.federation(IID(3), standardise="client").scaling
+    assert own is not None
+    assert own.clip.tolist() == [10.0] * 3
+    unit = pool.federation(IID(3), standardise="unit").scaling
+    assert unit is not None
+    assert np.isinf(unit.clip).all()
+    for wrong in (0, -1.0):
+        with pytest.raises(FieldError, match="clip"):
+            pool.federation(IID(3), standardise="feature", clip=wrong)
+
+
 def test_stored_small_and_scaled_as_taken() -> None:
     """Bytes stay bytes in the federation; training on them equals training on scaled floats."""
     x = RNG.integers(0, 256, (200, 2, 3, 1)).astype(np.uint8)

@@ -468,6 +468,78 @@ def test_the_pfedme_split_of_mnist() -> None:
     assert (data.train.size.min(), data.train.size.max()) == (1167, 3834)
 
 
+def shown_to_others(data: Federation) -> tuple[int, float]:
+    """Held-out rows that are the client's own training rows, and the part that are another's."""
+    train = [{row.tobytes() for row in data.train.client(i)[0]} for i in range(data.clients)]
+    own, others, total = 0, 0, 0
+    for i in range(data.clients):
+        for row in data.test.client(i)[0]:
+            at = [j for j in range(data.clients) if row.tobytes() in train[j]]
+            own += i in at
+            others += any(j != i for j in at)
+            total += 1
+    return own, others / total
+
+
+def test_rows_as_published_overlap_and_say_so() -> None:
+    """On the digits: all pieces of a class begin with its first or second row, then shuffled."""
+    data = load("digits", split="pfedme", overlap="as-published")
+    assert data.clients == 20
+    assert "as-published" in data.caution
+    disjoint = load("digits", split="pfedme")
+    assert (disjoint.caution, shown_to_others(disjoint)[0]) == ("", 0)
+    own, others = shown_to_others(data)
+    assert (own, others > 0.5) == (0, True)
+    again = load("digits", split="pfedme", overlap="as-published", seed=5)
+    assert again.checksum() == data.checksum()
+    for wrong, field in (
+        ({"clients": 10}, "clients"),
+        ({"labels_per_client": 3}, "labels_per_client"),
+        ({"test_fraction": 0.5}, "test_fraction"),
+        ({"test_from": "client"}, "test_from"),
+        ({"overlap": "some"}, "overlap"),
+    ):
+        with pytest.raises(FieldError, match=field):
+            load("digits", split="pfedme", **{"overlap": "as-published"} | wrong)
+    for y in (np.arange(30) % 3, np.arange(40) % 10):
+        pool = Pool(np.zeros((len(y), 2)), y, tuple("abcdefghij"[: y.max() + 1]))
+        with pytest.raises(DataError, match="as-published"):
+            pool.federation(PFedMe(overlap="as-published"))
+
+
+@needs_real_data
+def test_the_pfedme_split_of_mnist_as_published() -> None:
+    """What is known of the authors' rows: sizes, overlap, and the labels that are wrong."""
+    data = load(
+        "mnist", root=str(REAL), split="pfedme", overlap="as-published", standardise="whole-set"
+    )
+    assert (data.train.size.min(), data.train.size.max()) == (1165, 3834)
+    assert data.train.size[:4].tolist() == [3834, 3740, 2916, 3189]
+    assert (data.train.size.sum(), data.test.size.sum()) == (52470, 17499)
+    distinct = len({row.tobytes() for row in data.train.x})
+    assert 22194 - 30 <= distinct <= 22194  # a few pictures of MNIST come twice
+    pool = load("mnist", root=str(REAL), split="iid", clients=1, test_fraction=0.001)
+    truth = {row.tobytes(): label for part in (pool.train, pool.test)
+             for row, label in zip(part.x, part.y, strict=True)}  # fmt: skip
+    wrong = sum(
+        truth[row.tobytes()] != label
+        for part in (data.train, data.test)
+        for row, label in zip(part.x, part.y, strict=True)
+    )
+    assert wrong == 19
+    for i in range(20):
+        labels = np.bincount(data.train.client(i)[1], minlength=10)
+        assert set(np.flatnonzero(labels)) == {i % 10, (i + 1) % 10}
+    own, others = shown_to_others(data)
+    assert own <= 3
+    assert others == pytest.approx(0.891, abs=0.002)
+    assert data.scaling is not None
+    x = np.concatenate([pool.train.x, pool.test.x]).reshape(70000, -1).astype(np.float64)
+    np.testing.assert_allclose(data.scaling.shift.ravel(), x.mean(axis=0), atol=1e-3)
+    np.testing.assert_allclose(1 / data.scaling.scale.ravel(), x.std(axis=0) + 0.001, rtol=1e-4)
+    assert np.isinf(data.scaling.clip).all()
+
+
 @pytest.mark.slow
 @needs_real_data
 def test_the_fedpaq_splits() -> None:
