@@ -6,7 +6,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-slow test-federation lint bench bench-peers clean
+.PHONY: demo test test-slow test-federation lint mutants bench bench-peers clean
 
 demo: .venv/.base
 	$(BIN)/perfed run
@@ -28,6 +28,10 @@ lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Which small breaks no test notices: hours.
+mutants: .venv/.mutants
+	$(BIN)/python tests/mutants.py
 
 bench: .venv/.bench
 	$(BIN)/python -m bench
@@ -53,6 +57,10 @@ clean:
 .venv/.test: .venv/.base
 	@echo "installing what the tests need"
 	$(INSTALL) --editable ".[test]"
+	@touch $@
+
+.venv/.mutants: .venv/.test
+	$(INSTALL) --editable ".[test,mutants]"
 	@touch $@
 
 .venv/.bench: .venv/.base

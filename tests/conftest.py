@@ -9,9 +9,13 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PERFED_DEVICES"] = "2"
 
-# What a test compiles, the others of the same session need not compile again.
-_BEGAN_HERE = "PYTEST_XDIST_WORKER" not in os.environ
-if _BEGAN_HERE:
+# What a test compiles, the others of the same session need not compile again; nor those of other
+# sessions, where one is named for them (`mutants.py`).
+_SHARED = os.environ.get("PERFED_TESTS_CACHE")
+_BEGAN_HERE = "PYTEST_XDIST_WORKER" not in os.environ and _SHARED is None
+if _SHARED is not None:
+    os.environ["PERFED_CACHE"] = _SHARED
+elif _BEGAN_HERE:
     os.environ["PERFED_CACHE"] = tempfile.mkdtemp(prefix="perfed-tests-")
 
 
