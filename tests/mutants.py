@@ -261,8 +261,8 @@ def covered(copy: Copy, at: Path) -> dict[str, dict[int, list[tuple[float, str]]
 
     seconds = {}
     for case in ElementTree.parse(durations).iter("testcase"):
-        name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
-        seconds[name] = float(case.get("time"))
+        file = case.get("classname", "").replace(".", "/")
+        seconds[f"{file}.py::{case.get('name')}"] = float(case.get("time", 1.0))
     data = coverage.CoverageData(str(report))
     data.read()
     found: dict[str, dict[int, list[tuple[float, str]]]] = {}
@@ -291,13 +291,13 @@ def judged(
             first.append(name)
             spent += seconds
         rest = [name for _, name in tests[len(first) :]]
-        for some, limit in ((first, 10 * FIRST_SECONDS), (rest, 6 * whole), ([], 6 * whole)):
-            if some or limit == 6 * whole and not some and some is not rest:
-                alive, reason = copy.run(some, limit)
-                if not alive:
-                    return asdict(mutant) | {"killed": True, "by": reason,
-                                             "seconds": time.perf_counter() - begun}  # fmt: skip
-        return asdict(mutant) | {"killed": False, "by": "", "seconds": time.perf_counter() - begun}
+        reason = ""
+        for some, limit in ((first, 10 * FIRST_SECONDS), (rest, 6 * whole), (["tests"], 6 * whole)):
+            alive, reason = copy.run(some, limit) if some else (True, "")
+            if not alive:
+                break
+        spent = time.perf_counter() - begun
+        return asdict(mutant) | {"killed": not alive, "by": reason, "seconds": spent}
     finally:
         path.write_text(before)
 
@@ -337,8 +337,9 @@ def main() -> None:
             outcomes.append(outcome)
             killed = sum(o["killed"] for o in outcomes)
             mark = "killed  " if outcome["killed"] else "SURVIVED"
-            print(f"{mark} {killed}/{len(outcomes)} {mutant.file}:{mutant.line}: "
-                  f"{mutant.was}  ->  {mutant.now}  ({outcome['seconds']:.0f} s)", flush=True)  # fmt: skip
+            place = f"{mutant.file}:{mutant.line}"
+            change = f"{mutant.was}  ->  {mutant.now}  ({outcome['seconds']:.0f} s)"
+            print(f"{mark} {killed}/{len(outcomes)} {place}: {change}", flush=True)
             given.out.write_text(json.dumps(outcomes, indent=1))
 
         with ThreadPoolExecutor(WORKERS) as pool:
