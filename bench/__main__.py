@@ -30,7 +30,7 @@ from perfed import (
     PFedMe,
     Setup,
     Task,
-    Vectorised,
+    Vectorized,
     synthetic,
 )
 from perfed.data import FlatExamples
@@ -46,7 +46,7 @@ class Case:
 
     Attributes:
         name: what it is.
-        method: the method, with its hyper-parameters.
+        method: the method, with its hyperparameters.
         federation: the data.
         layers: the sizes of the network's layers.
         cohorts: clients a round; the first is compared with others.
@@ -93,15 +93,15 @@ def timed(work: Callable[[], Any]) -> float:
     return 1e3 * (time.perf_counter() - begun)
 
 
-def engine_of(case: Case, cohort: int) -> Vectorised:
+def engine_of(case: Case, cohort: int) -> Vectorized:
     """Perfed's engine for a case."""
     first, *rest = case.layers
     model = MLP(first, rest[-1], tuple(rest[:-1]), "elu") if rest[:-1] else MLR(first, rest[-1])
-    return Vectorised(Setup(case.federation, Task(model), case.method, cohort, codec=case.codec))
+    return Vectorized(Setup(case.federation, Task(model), case.method, cohort, codec=case.codec))
 
 
-def quantisation(console: Console) -> None:
-    """What quantising adds to a Per-FedAvg (FO) round, in turns with the plain one."""
+def quantization(console: Console) -> None:
+    """What quantizing adds to a Per-FedAvg (FO) round, in turns with the plain one."""
     meta = PerFedAvg("fo", alpha=0.01, beta=0.001, tau=10, batch=40)
     data = mnist_like()
     codecs = {"float32": AS_IT_IS} | {f"s = {s}": LowPrecision(s) for s in (1, 15, 1023)}
@@ -117,7 +117,7 @@ def quantisation(console: Console) -> None:
             times[name].append(timed(lambda work=work: jax.block_until_ready(work())) / 15)  # type: ignore[misc]
     plain = median(times.pop("float32"))
     more = ", ".join(f"{name} {100 * (median(t) / plain - 1):+.1f} %" for name, t in times.items())
-    console.print(f"Per-FedAvg (fo) with quantised changes, against float32: {more}")
+    console.print(f"Per-FedAvg (fo) with quantized changes, against float32: {more}")
 
 
 def measure(case: Case, cohort: int, threads: list[int]) -> dict[str, list[float]]:
@@ -201,7 +201,7 @@ def main() -> None:
             shown = ", ".join(f"{name} {spread(values)}" for name, values in times.items())
             console.print(f"{case.name}, {cohort} clients: {shown}", style="dim")
     console.print(table)
-    quantisation(console)
+    quantization(console)
     if not alone:
         messages.main()
     device = jax.devices()[0]

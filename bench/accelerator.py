@@ -12,22 +12,22 @@ import numpy as np
 from rich.console import Console
 
 from bench.__main__ import Case, engine_of, mnist_like, spread, timed
-from perfed import FedAvg, Method, PerFedAvg, PFedMe, Setup, Task, Vectorised, load
-from perfed.evaluation import Evaluator
-from perfed.objective import Precision
+from perfed import FedAvg, Method, PerFedAvg, PFedMe, Setup, Task, Vectorized, load
+from perfed.core.objective import Precision
+from perfed.evaluation.evaluator import Evaluator
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 LAYERS = (784, 80, 60, 10)
 META = PerFedAvg("fo", alpha=0.01, beta=0.001, tau=10, batch=40)
 
 
-def in_precision(engine: Vectorised, precision: Precision) -> Vectorised:
+def in_precision(engine: Vectorized, precision: Precision) -> Vectorized:
     """The same engine, with products of this precision."""
     setup = engine.setup
-    return Vectorised(replace(setup, task=replace(setup.task, precision=precision)))
+    return Vectorized(replace(setup, task=replace(setup.task, precision=precision)))
 
 
-def rounds_of(engine: Vectorised, count: int, repeats: int = 5) -> tuple[float, list[float]]:
+def rounds_of(engine: Vectorized, count: int, repeats: int = 5) -> tuple[float, list[float]]:
     """Seconds of the first round, and milliseconds a round after it."""
     first = timed(lambda: jax.block_until_ready(engine.advance(engine.start(), 1))) / 1e3
     state = engine.start()
@@ -105,7 +105,7 @@ def others(console: Console) -> None:
 
 
 def accuracy(console: Console, rounds: int) -> None:
-    """What a run comes to in each precision: personalised accuracy, three seeds."""
+    """What a run comes to in each precision: personalized accuracy, three seeds."""
     from perfed import MLP
 
     federation = load("mnist", clients=50)
@@ -121,7 +121,7 @@ def accuracy(console: Console, rounds: int) -> None:
             scores = []
             for seed in range(3):
                 task = Task(MLP(784, 10, (80, 60), "elu"), precision=precision)
-                engine = Vectorised(Setup(federation, task, method, 10, seed))
+                engine = Vectorized(Setup(federation, task, method, 10, seed))
                 state = engine.advance(engine.start(), rounds)
                 own = Evaluator(engine)(state).scores["personalized"].accuracy
                 scores.append(100 * float(own.mean()))

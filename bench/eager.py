@@ -17,7 +17,7 @@ from torch.nn import functional
 
 if TYPE_CHECKING:  # bench/peers runs this where perfed is not installed
     from perfed import FedAvg, Method, PerFedAvg, PFedMe
-    from perfed.objective import BatchSize
+    from perfed.core.objective import BatchSize
 
 Weights = list[torch.Tensor]
 Client = Callable[["Clients", int, Weights], Weights]

@@ -9,9 +9,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from perfed import Config
-from perfed.experiment import recording, rundir
-from perfed.experiment.files import write_whole
 from perfed.report.page import report_page
+from perfed.runs import recording, run_dir
+from perfed.runs.files import write_whole
 
 CONFIG = Path(__file__).parents[1] / "examples" / "pfedme-synthetic.toml"
 REPEATS = 5
@@ -31,24 +31,24 @@ def once() -> tuple[float, float]:
 
         return call
 
-    begin, finish = rundir.begin, rundir.finish
-    rundir.begin, rundir.finish = timed(begin), timed(finish)
+    begin, finish = run_dir.begin, run_dir.finish
+    run_dir.begin, run_dir.finish = timed(begin), timed(finish)
     try:
         with TemporaryDirectory() as folder:
             place = Path(folder) / "run"
             started = time.perf_counter()
             config = Config.load(CONFIG, ["output.checkpoint_rounds=60"])
             result = recording.Recording.begin(config, place).run(on_progress=lambda _: None)
-            timed(lambda: write_whole(place / rundir.REPORT, page(place)))()
+            timed(lambda: write_whole(place / run_dir.REPORT, page(place)))()
             whole = time.perf_counter() - started
         return whole, spent + result.course.timing["recording"]
     finally:
-        rundir.begin, rundir.finish = begin, finish
+        run_dir.begin, run_dir.finish = begin, finish
 
 
 def page(folder: Path) -> bytes:
     """The report."""
-    return report_page([rundir.read_run(folder)], "run").encode()
+    return report_page([run_dir.read_run(folder)], "run").encode()
 
 
 def main() -> None:

@@ -4,14 +4,14 @@
 
 For each method, 200 rounds with its default settings, with those that `perfed advise` proposes, and
 with a condition broken: the step that "practice" bounds by 2/L (or 2/(lambda + L) for pFedMe's
-inner steps) at ten times its limit. The loss is the mean over clients of the personalised models'
+inner steps) at ten times its limit. The loss is the mean over clients of the personalized models'
 on held-out data, which the advice has not seen.
 """
 
 import sys
 
-from perfed.errors import ConfigError, DivergedError
-from perfed.experiment.config import Config
+from perfed.core.errors import ConfigError, DivergedError
+from perfed.runs.config import Config
 from perfed.theory.advice import advise
 
 FEDERATIONS = {

@@ -2,7 +2,7 @@
 
     python examples/decay.py [FILE]
 
-Ten clients have quadratics of one known curvature and centres of their own, so that all constants
+Ten clients have quadratics of one known curvature and centers of their own, so that all constants
 are known. FedPAQ runs with the step sizes of its Theorem 1, Per-FedAvg with the largest step that
 Theorem 4.5 allows; what is drawn are means over 20 and 5 seeds, and the theorems' bounds.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from perfed import FedAvg, Federation, LowPrecision, PerFedAvg, Setup, Task, Vectorised
+from perfed import FedAvg, Federation, LowPrecision, PerFedAvg, Setup, Task, Vectorized
 from perfed.theory import bounds
 from perfed.theory.constants import Effort, measure
 from perfed.theory.stationarity import decay
@@ -44,15 +44,15 @@ def half_squared(outputs, y):
 
 
 def controlled() -> tuple[Federation, np.ndarray]:
-    """Regressions on unit vectors: f_i = |w - centre_i|^2 / 16 and a constant, so L = mu = 1/8."""
+    """Regressions on unit vectors: f_i = |w - center_i|^2 / 16 and a constant, so L = mu = 1/8."""
     rng = np.random.default_rng(0)
     x = np.tile(np.eye(DIMENSION, dtype=np.float32), (8, 1))
     parts = []
     for _ in range(CLIENTS):
         noise = rng.normal(size=len(x))
         parts.append((x, (x @ rng.normal(size=DIMENSION) + noise).astype(np.float32)))
-    centres = np.array([y.reshape(8, DIMENSION).mean(axis=0) for _, y in parts])
-    return Federation.of(parts, parts), centres.mean(axis=0)
+    centers = np.array([y.reshape(8, DIMENSION).mean(axis=0) for _, y in parts])
+    return Federation.of(parts, parts), centers.mean(axis=0)
 
 
 def fedpaq(data: Federation, optimum: np.ndarray, task: Task):
@@ -62,7 +62,7 @@ def fedpaq(data: Federation, optimum: np.ndarray, task: Task):
     method = FedAvg(lr=4 / mu, tau=tau, batch=BATCH, diminishing=True)
     codec = LowPrecision(s)
     setups = [Setup(data, task, method, CLIENTS, seed, codec=codec) for seed in range(20)]
-    engine = Vectorised(setups[0])
+    engine = Vectorized(setups[0])
     q = codec.variance((DIMENSION,))
     sigma = measure(engine, jnp.asarray(optimum, jnp.float32), Effort(examples=64)).sigma_G.value
     k0 = bounds.fedpaq_k0(L, mu, q, tau, CLIENTS, CLIENTS)
@@ -86,12 +86,12 @@ def per_fedavg(data: Federation, task: Task):
     beta = 1 / (10 * tau * bounds.per_fedavg_smoothness(L, 0.0, 1.0, alpha))
     method = PerFedAvg("exact", alpha, beta, tau=tau, batch=BATCH, send_iterate=True)
     runs = [
-        decay(Vectorised(Setup(data, task, method, CLIENTS // 2, seed)), rounds, 20)
+        decay(Vectorized(Setup(data, task, method, CLIENTS // 2, seed)), rounds, 20)
         for seed in range(5)
     ]
     squared = np.mean([run.squared for run in runs], axis=0)
     mean = np.cumsum(squared) / np.arange(1, len(squared) + 1)
-    found = measure(Vectorised(Setup(data, task, method, CLIENTS, 0)), effort=Effort(examples=64))
+    found = measure(Vectorized(Setup(data, task, method, CLIENTS, 0)), effort=Effort(examples=64))
     L_F = bounds.per_fedavg_smoothness(L, 0.0, found.B.value, alpha)
     noise = bounds.per_fedavg_variance(
         found.B.value, L, found.sigma_G.value, found.sigma_H.value, alpha, BATCH, BATCH, BATCH

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from perfed import Config, Federation
-from perfed.experiment.adapt import adapt, client_rows, load_model
-from perfed.experiment.recording import Recording
-from perfed.experiment.simulate import Result, run_together
+from perfed.runs.adapt import adapt, client_rows, load_model
+from perfed.runs.recording import Recording
+from perfed.training.trainer import Result, run_together
 
 DATA: dict[str, dict[str, Any]] = {
     "digits": {"source": "digits", "split": "shards", "clients": 40, "shards": 2},

@@ -17,10 +17,10 @@ import psutil
 import tomli_w
 from safetensors.numpy import load_file
 
-from perfed.experiment import Config
-from perfed.experiment.saved import named_leaves
-from perfed.flower.keys import make_keys
-from perfed.flower.plan import PLAN
+from perfed.federation.server.plan import PLAN
+from perfed.federation.transport.keys import make_keys
+from perfed.runs import Config
+from perfed.runs.saved_model import named_leaves
 from perfed.simulation.hosts import free_port
 
 NAMES = ("client-0", "client-1", "client-2")
@@ -30,10 +30,10 @@ def write_clients(folder: Path, shape: tuple[int, ...] = (6,), examples: int = 3
     """Three clients' files, of three classes that each has in another mixture."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
-    centres = rng.normal(size=(3, *shape))
+    centers = rng.normal(size=(3, *shape))
     for i, name in enumerate(NAMES):
         y = rng.choice(3, size=examples + 10 * i, p=np.roll([0.7, 0.2, 0.1], i))
-        x = (centres[y] + rng.normal(size=(len(y), *shape)) + 0.5 * i).astype(np.float32)
+        x = (centers[y] + rng.normal(size=(len(y), *shape)) + 0.5 * i).astype(np.float32)
         cut = len(y) - 10
         np.savez(folder / f"{name}.npz", x=x[:cut], y=y[:cut], x_test=x[cut:], y_test=y[cut:])
 
@@ -106,7 +106,7 @@ class Federation:
 
     def _started(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         return started(
-            [sys.executable, "-P", "-m", "perfed.cli", *arguments], self.path / f"{name}.log"
+            [sys.executable, "-P", "-m", "perfed", *arguments], self.path / f"{name}.log"
         )
 
     def wait_for(self, said: str, seconds: float = 240.0, who: str | None = None) -> None:

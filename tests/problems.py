@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from perfed.core.objective import Examples, Objective, Task
+from perfed.core.random import Purpose, fold
 from perfed.data import Federation, FlatExamples
 from perfed.methods import Method, Turn
-from perfed.objective import Examples, Objective, Task
-from perfed.randomness import Purpose, fold
 from perfed.simulation import Setup
 
 DIMENSION = 4

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from perfed import Config, DataError, DivergedError, FieldError
-from perfed.experiment.adapt import adapt, client_rows, load_model
-from perfed.experiment.recording import Recording
+from perfed.runs.adapt import adapt, client_rows, load_model
+from perfed.runs.recording import Recording
 from test_cli import perfed
 
 METHODS = {
@@ -62,7 +62,7 @@ def trained(folder: Path, method: str, extra: str = "", label: str = "state") ->
 @pytest.mark.parametrize("method", METHODS)
 def test_a_new_client_gains(tmp_path: Path, method: str) -> None:
     """The new ward's level is its own: the common model fails it, its own does better."""
-    run = trained(tmp_path, method, 'standardise = "feature"')
+    run = trained(tmp_path, method, 'standardize = "feature"')
     model = load_model(run / "model.safetensors")
     columns = {k: v for k, v in ward(4).items() if k != "cost"}
     file = write_csv(tmp_path / "new.csv", dict(reversed(columns.items())))  # in another order
@@ -82,7 +82,7 @@ def test_a_new_client_gains(tmp_path: Path, method: str) -> None:
 
 def test_what_adapt_does_is_what_the_method_does(tmp_path: Path) -> None:
     """FedAvg + update in NumPy: one full gradient step from the common model, on scaled inputs."""
-    run = trained(tmp_path, "fedavg", 'standardise = "feature"')
+    run = trained(tmp_path, "fedavg", 'standardize = "feature"')
     model = load_model(run / "model.safetensors")
     columns = {k: v for k, v in ward(4).items() if k != "cost"}
     npz = tmp_path / "new.npz"
@@ -90,7 +90,7 @@ def test_what_adapt_does_is_what_the_method_does(tmp_path: Path) -> None:
     y = np.array(columns["state"])
     np.savez(npz, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:])
     adapted = adapt(model, client_rows(model.uses, npz))
-    np.testing.assert_allclose(client_rows(model.uses, npz, labelled=False).x, x[:60], rtol=1e-6)
+    np.testing.assert_allclose(client_rows(model.uses, npz, labeled=False).x, x[:60], rtol=1e-6)
     assert (adapted.examples, adapted.held_out) == (60, 20)
     assert model.scaling is not None
     z = (x[:60] - model.scaling.shift[0]) * model.scaling.scale[0]
@@ -109,7 +109,7 @@ def test_what_adapt_does_is_what_the_method_does(tmp_path: Path) -> None:
 
 def test_inputs_scaled_by_each_client(tmp_path: Path) -> None:
     """A new client's own training rows say how its inputs are scaled."""
-    run = trained(tmp_path, "pfedme", 'standardise = "client"')
+    run = trained(tmp_path, "pfedme", 'standardize = "client"')
     model = load_model(run / "model.safetensors")
     assert model.scaling is None
     columns = {k: v for k, v in ward(4).items() if k != "cost"}
@@ -120,7 +120,7 @@ def test_inputs_scaled_by_each_client(tmp_path: Path) -> None:
 
 
 def test_a_regression(tmp_path: Path) -> None:
-    extra = 'task = "regression"\nstandardise = "feature"\nstandardise_target = true'
+    extra = 'task = "regression"\nstandardize = "feature"\nstandardize_target = true'
     run = trained(tmp_path, "pfedme", extra, label="cost")
     model = load_model(run / "model.safetensors")
     columns = {k: v for k, v in ward(4).items() if k != "state"}
@@ -128,28 +128,28 @@ def test_a_regression(tmp_path: Path) -> None:
     adapted = adapt(model, client_rows(model.uses, file))
     assert set(adapted.after) == {"r2", "rmse", "loss"}
     assert adapted.after["rmse"] < adapted.before["rmse"]
-    said = adapted.model.predict(client_rows(model.uses, file, labelled=False).x)
+    said = adapted.model.predict(client_rows(model.uses, file, labeled=False).x)
     assert abs(said.mean() - np.mean(columns["cost"])) < 150  # in the targets' own unit
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
-    run = trained(tmp_path, "per-fedavg", 'standardise = "feature"')
+    run = trained(tmp_path, "per-fedavg", 'standardize = "feature"')
     columns = {k: v for k, v in ward(4).items() if k != "cost"}
     file, out = write_csv(tmp_path / "new.csv", columns), tmp_path / "own.safetensors"
     done = perfed("adapt", run, "--data", file, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "own model" in done.stdout
-    unlabelled = write_csv(tmp_path / "rows.csv", {k: columns[k][:3] for k in ("dose", "age")})
-    said = perfed("predict", out, "--data", unlabelled)
+    unlabeled = write_csv(tmp_path / "rows.csv", {k: columns[k][:3] for k in ("dose", "age")})
+    said = perfed("predict", out, "--data", unlabeled)
     assert said.returncode == 0, said.stderr
     assert said.stdout.splitlines()[0] == "prediction"
     assert set(said.stdout.split()[1:]) <= {"ill", "well"}
     assert len(said.stdout.split()) == 4
-    before = unlabelled.read_bytes()
-    lost = perfed("predict", out, "--data", unlabelled, "--out", unlabelled)
+    before = unlabeled.read_bytes()
+    lost = perfed("predict", out, "--data", unlabeled, "--out", unlabeled)
     assert lost.returncode == 2
     assert "it is there already" in lost.stderr
-    assert unlabelled.read_bytes() == before
+    assert unlabeled.read_bytes() == before
     refused = perfed("adapt", run, "--data", file, "--out", out)
     assert refused.returncode == 2
     assert "it is there already" in refused.stderr
@@ -157,7 +157,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("bad"), "per-fedavg", 'standardise = "feature"')
+    return trained(tmp_path_factory.mktemp("bad"), "per-fedavg", 'standardize = "feature"')
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfed import FedAvg, LowPrecision, PerFedAvg, PFedMe, Sign, Vectorised
+from perfed import FedAvg, LowPrecision, PerFedAvg, PFedMe, Sign, Vectorized
+from perfed.core.errors import ConfigError, DivergedError
 from perfed.data import Federation
-from perfed.errors import ConfigError, DivergedError
-from perfed.experiment.config import Config
+from perfed.runs.config import Config
 from perfed.theory.advice import (
     _candidates,
     _changes,
@@ -37,7 +37,7 @@ SYNTHETIC: dict[str, Any] = {
 
 
 def perfed(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "perfed.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "perfed", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
     )
@@ -193,7 +193,7 @@ def test_nothing_is_advised_where_nothing_can_be_measured() -> None:
     parts = [((1e25 * rng.normal(size=(9, 60))).astype(np.float32), rng.integers(0, 10, 9))
              for _ in range(12)]  # fmt: skip
     values = SYNTHETIC | {"method": {"name": "local"}}
-    with pytest.raises(ConfigError, match="standardise"):
+    with pytest.raises(ConfigError, match="standardize"):
         advise(values, federation=Federation.of(parts, parts, classes=10))
 
 
@@ -268,9 +268,9 @@ def test_a_biased_codec_has_no_bound() -> None:
     found = diagnose(made, replace(some_constants(), q=None), 10)
     assert not found.bounds
     assert not named(found, "the codec is unbiased").holds
-    quantised = setup(FedAvg(), codec=LowPrecision(1))
-    q = quantised.codec.variance((4,))
-    assert diagnose(quantised, replace(some_constants(), q=q), 10).derived["q"] == q == 2
+    quantized = setup(FedAvg(), codec=LowPrecision(1))
+    q = quantized.codec.variance((4,))
+    assert diagnose(quantized, replace(some_constants(), q=q), 10).derived["q"] == q == 2
 
 
 def test_inner_steps_leave_a_tenth() -> None:
@@ -296,7 +296,7 @@ def test_breaking_a_condition_tenfold_diverges() -> None:
         made = setup(FedAvg(lr=2 * factor / L, tau=5, batch="full"), data, task=QUADRATIC)
         limit = named(diagnose(made, replace(some_constants(L=L), q=0.0), 30), "lr < 2/L")
         assert limit.holds == settles
-        engine = Vectorised(made)
+        engine = Vectorized(made)
         if settles:
             before, after = (engine.advance(engine.start(), k).w for k in (0, 30))
             assert np.abs(after).max() < 10 * np.abs(before).max()

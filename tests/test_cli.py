@@ -21,7 +21,7 @@ from test_config import SMALL
 
 def perfed(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "perfed.cli", *map(str, arguments)],
+        [sys.executable, "-m", "perfed", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -176,7 +176,7 @@ def test_progress_in_a_terminal_and_ctrl_c(config: Path) -> None:
         [
             sys.executable,
             "-c",
-            f"{listening}; from perfed.cli import main; main()",
+            f"{listening}; from perfed.cli.app import main; main()",
             "run",
             str(config),
             "--set",

@@ -1,4 +1,4 @@
-"""Codecs: the laws, the published quantiser, how long messages are, and ones not to be trusted."""
+"""Codecs: the laws, the published quantizer, how long messages are, and ones not to be trusted."""
 
 import tracemalloc
 from typing import Any
@@ -22,7 +22,7 @@ from perfed import (
     Sign,
     TopK,
 )
-from perfed.codecs import CODECS
+from perfed.pipeline.codecs import CODECS
 
 ALL = [
     Float32(),
@@ -112,7 +112,7 @@ def test_lengths_that_an_int32_cannot_hold_are_never_chosen() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-35, 1e-20, 1e20, 8e37, 1.5e38])
-def test_changes_of_any_size_are_quantised(scale: float) -> None:
+def test_changes_of_any_size_are_quantized(scale: float) -> None:
     """The levels are those of the same change at scale 1."""
     x = np.array([1.0, -0.5, 0.0, 0.25, 0.01], np.float32)
     codec = LowPrecision(4)
@@ -150,8 +150,8 @@ def reference(x: np.ndarray, s: int, uniform: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("s", [1, 3, 50])
-def test_the_quantiser_is_the_published_one(s: int) -> None:
-    from perfed.randomness import quick_uniform
+def test_the_quantizer_is_the_published_one(s: int) -> None:
+    from perfed.core.random import quick_uniform
 
     x = np.random.default_rng(s).normal(size=200).astype(np.float32)
     found = LowPrecision(s).compress(key(3), x)
@@ -189,7 +189,7 @@ def test_a_tree_has_one_norm(s: int) -> None:
 
 
 def test_norms_of_tensors_and_buckets() -> None:
-    """Each part is quantised by its own norm, the last bucket too."""
+    """Each part is quantized by its own norm, the last bucket too."""
     x = {"a": np.full(6, 5.0, np.float32), "b": np.full(4, 1e-3, np.float32)}
     flat = np.concatenate([x["a"], x["b"]])
     for norm, parts in (("tensor", [(0, 6), (6, 10)]), (4, [(0, 4), (4, 8), (8, 10)])):
@@ -271,7 +271,7 @@ def test_codecs_with_a_bias_have_no_variance_constant() -> None:
 
 def test_rounding_of_one_entry_says_nothing_of_another() -> None:
     """Entries, and draws with other keys, are rounded independently of each other."""
-    from perfed.randomness import quick_uniform
+    from perfed.core.random import quick_uniform
 
     keys = jax.random.split(key(0), 2000)
     draws = np.asarray(jax.vmap(lambda k: quick_uniform(k, 50))(keys)) < 0.5

@@ -35,18 +35,18 @@ from perfed import (
     Sign,
     Task,
     TopK,
-    Vectorised,
+    Vectorized,
     fedpaq,
     load,
     qsgd,
     simulate,
     synthetic,
 )
-from perfed.codecs import CODECS
-from perfed.experiment.summary import summarise
+from perfed.core.random import Purpose, fold
 from perfed.methods import METHODS
-from perfed.randomness import Purpose, fold
+from perfed.pipeline.codecs import CODECS
 from perfed.report.figures import curve_picture
+from perfed.runs.summary import summarize
 from perfed.simulation import Kept, Traffic
 
 METHODS_TRIED: list[Method] = [
@@ -71,7 +71,7 @@ def data() -> Federation:
     return synthetic(clients=8, features=12, classes=4, sizes="fedprox", seed=1)
 
 
-# All of them; quickly, each method with the quantiser and each codec with FedAvg.
+# All of them; quickly, each method with the quantizer and each codec with FedAvg.
 PAIRS = [
     pytest.param(
         method,
@@ -90,7 +90,7 @@ PAIRS = [
 def test_every_method_with_every_codec(data: Federation, method: Method, codec: Codec) -> None:
     """It learns, and a round's bytes are the lengths of the messages that `encode` makes."""
     setup = Setup(data, Task(MLR(12, 4)), method, 4, seed=3, codec=codec)
-    engine = Vectorised(setup)
+    engine = Vectorized(setup)
     first = engine.start()
     state, traffic = engine.record(first, 1)
     assert traffic.downlink[0] == (
@@ -106,7 +106,7 @@ def test_every_method_with_every_codec(data: Federation, method: Method, codec: 
         message = codec.encode(key, given.change)
         assert sent == (len(message) if method.sends else 0)
         assert len(codec.decode(message, first.w)["w"]) == 4
-    from perfed.evaluation import Evaluator
+    from perfed.evaluation.evaluator import Evaluator
 
     score = Evaluator(engine)
     last = engine.advance(state, 25)
@@ -126,7 +126,7 @@ def test_engines_agree_on_what_is_sent(data: Federation) -> None:
         data, Task(MLR(12, 4)), PFedMe(), 5, codec=codec, downlink=LowPrecision(1023)
     )  # fmt: skip
     results = [
-        engine.record(engine.start(), 3) for engine in (Sequential(setup), Vectorised(setup))
+        engine.record(engine.start(), 3) for engine in (Sequential(setup), Vectorized(setup))
     ]
     (one, sent), (other, sent_too) = results
     np.testing.assert_array_equal(sent.cohort, sent_too.cohort)
@@ -135,7 +135,7 @@ def test_engines_agree_on_what_is_sent(data: Federation) -> None:
     for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert sent.uplink.shape == (3, 5)
-    pieces = Vectorised(setup)
+    pieces = Vectorized(setup)
     state, first = pieces.record(pieces.start(), 1)
     _, rest = pieces.record(state, 2)
     for a, b in zip(Traffic.joined([first, rest]), sent_too, strict=True):
@@ -171,14 +171,14 @@ def test_every_round_and_message_has_randomness_of_its_own(data: Federation) -> 
 
 def test_no_rounds_change_nothing(data: Federation) -> None:
     setup = Setup(data, Task(MLR(12, 4)), FedAvg(), 2)
-    for engine in (Sequential(setup), Vectorised(setup)):
+    for engine in (Sequential(setup), Vectorized(setup)):
         state, traffic = engine.record(engine.start(), 0)
         assert int(state.round) == 0
         assert traffic.uplink.shape == (0, 2)
 
 
 def test_more_rounds_than_a_block_records(data: Federation) -> None:
-    engine = Vectorised(Setup(data, Task(MLR(12, 4)), FedAvg(tau=1), 2))
+    engine = Vectorized(Setup(data, Task(MLR(12, 4)), FedAvg(tau=1), 2))
     state, traffic = engine.record(engine.start(), 300)
     assert int(state.round) == 300
     assert traffic.uplink.shape == (300, 2)
@@ -188,7 +188,7 @@ def test_more_rounds_than_a_block_records(data: Federation) -> None:
         np.testing.assert_array_equal(traffic.cohort[round], engine.setup.pick_cohort(round))
 
 
-def test_it_is_the_change_that_is_quantised() -> None:
+def test_it_is_the_change_that_is_quantized() -> None:
     """One FedPAQ round in NumPy: w + mean of Q(w_i - w); never Q of a model."""
     data = problems.federation(sizes=(30, 40))
     method = FedAvg(lr=0.05, tau=1, batch="full")
@@ -215,7 +215,7 @@ def test_error_feedback_stays_with_the_client_and_is_made_up_for() -> None:
     method = FedAvg(lr=0.05, tau=1, batch="full")
     codec = TopK(0.3, error_feedback=True)
     setup = dataclasses.replace(problems.setup(method, data), codec=codec)
-    engine = Vectorised(setup)
+    engine = Vectorized(setup)
     state = engine.start()
     plain = Sequential(dataclasses.replace(setup, codec=Float32()))
     kept = np.zeros((2, *np.shape(state.w)))
@@ -263,7 +263,7 @@ def test_the_iterate_is_sent_and_counted_too(data: Federation) -> None:
         Setup(data, Task(MLR(12, 4)), PerFedAvg(tau=2, send_iterate=send), 2, codec=Float16())
         for send in (False, True)
     )
-    bytes_of = [Vectorised(s).record(Vectorised(s).start(), 1)[1].uplink[0, 0] for s in (one, two)]
+    bytes_of = [Vectorized(s).record(Vectorized(s).start(), 1)[1].uplink[0, 0] for s in (one, two)]
     assert bytes_of[1] == 2 * bytes_of[0]
 
 
@@ -357,7 +357,7 @@ def test_gradients_of_a_turn(method: Method, gradients: int) -> None:
 
 
 def test_fedpaq_wins_at_equal_simulated_time() -> None:
-    """C_comm/C_comp = 100: s = 1 and tau = 5 against no quantiser (FedAvg) and tau = 1 (QSGD)."""
+    """C_comm/C_comp = 100: s = 1 and tau = 5 against no quantizer (FedAvg) and tau = 1 (QSGD)."""
     data = load("digits", split="iid", clients=20, examples=1600)
     network = Network.of_ratio(100, 650, shift=1e-4, scale=1e4)
     shared: dict[str, Any] = {"cohort": 10, "l2": 1e-3, "network": network, "eval_every": 5}
@@ -472,7 +472,7 @@ def test_faults_are_named(tmp_path: Path, overrides: list[str], message: str) ->
 def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) -> None:
     network = Network.of_ratio(100, 52, shift=1e-4, scale=1e4)
     timed, untimed = (
-        summarise(
+        summarize(
             simulate(data, MLR(12, 4), FedAvg(), rounds=2, cohort=2, network=n, codec=Float16())
         )
         for n in (network, None)

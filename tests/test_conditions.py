@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import FedAvg, Local, LowPrecision, PerFedAvg, PFedMe, Setup, Task, TopK, Vectorised
+from perfed import FedAvg, Local, LowPrecision, PerFedAvg, PFedMe, Setup, Task, TopK, Vectorized
 from perfed.data import Federation
-from perfed.experiment.recipes import fedpaq
+from perfed.runs.presets import fedpaq
 from perfed.theory import bounds
 from perfed.theory.conditions import Condition, Diagnosis, diagnose
 from perfed.theory.constants import Constants, Effort, Estimate, measure
@@ -267,7 +267,7 @@ def test_whole_numbers_at_their_edges() -> None:
 def test_at_its_exact_limit_a_condition_holds() -> None:
     """4/lr = mu, with mu measured: rounding is no reason to call it broken."""
     made = setup(FedAvg(lr=16.0, diminishing=True), alike(3, 1.0))
-    found = measure(Vectorised(made), f32(start()))
+    found = measure(Vectorized(made), f32(start()))
     assert found.mu.low < 0.25
     assert named(diagnose(made, found, 10), "4/lr").holds
     assert not named(diagnose(made, replace(found, mu=Estimate.exact(0.2499)), 10), "4/lr").holds
@@ -312,7 +312,7 @@ def test_what_all_theorems_take_for_granted() -> None:
 
 
 def alike(clients: int, different: float) -> Federation:
-    """Quadratics 1/2 |w - centre_i|^2 / 4 with centres this far apart."""
+    """Quadratics 1/2 |w - center_i|^2 / 4 with centers this far apart."""
     rng = np.random.default_rng(0)
     x = np.eye(4, dtype=np.float32)
     parts = [(x, (different * rng.normal(size=4)).astype(np.float32)) for _ in range(clients)]
@@ -324,7 +324,7 @@ def fedpaq_run(different: float) -> tuple[int, Diagnosis]:
     data, r, tau, mu = alike(10, different), 2, 5, 0.25
     method = FedAvg(lr=4 / mu, tau=tau, batch="full", diminishing=True)
     made = Setup(data, Task(Linear(), loss=QUADRATIC.loss), method, r)
-    engine = Vectorised(made)
+    engine = Vectorized(made)
     optimum = np.mean([data.train.client(i)[1] for i in range(10)], axis=0)
     constants = measure(engine, jnp.asarray(optimum, jnp.float32), Effort(steps=4))
     found = diagnose(made, constants, 2000)
@@ -361,7 +361,7 @@ def test_clients_alike_in_labels_may_differ_in_gradients() -> None:
     y = np.array([0.0, 1.0] * 10, np.float32)
     parts = [(np.outer(2 * y - 1, np.eye(4)[i]).astype(np.float32), y) for i in (0, 1)]
     data = Federation.of(parts, parts)
-    found = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), jnp.zeros(4))
+    found = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), jnp.zeros(4))
     classes = Federation.of([(x, y.astype(int)) for x, y in parts],
                             [(x, y.astype(int)) for x, y in parts])  # fmt: skip
     assert label_distances(classes).max() == 0
@@ -372,7 +372,7 @@ def test_clients_alike_in_labels_may_differ_in_gradients() -> None:
 def test_the_gradient_is_that_of_the_mean_and_of_the_last_model() -> None:
     """It stands for the distance in FedPAQ's Theorem 1: |grad f|, not the largest client's."""
     data, w = federation(2), start()
-    engine = Vectorised(setup(FedAvg(lr=9.0, diminishing=True), data))
+    engine = Vectorized(setup(FedAvg(lr=9.0, diminishing=True), data))
     found = measure(engine, f32(w))
     x, y = (np.concatenate(part) for part in zip(*map(data.train.client, range(5)), strict=True))
     weights = np.repeat(1 / (5 * np.asarray(data.train.size)), data.train.size)
@@ -388,7 +388,7 @@ def test_the_gradient_is_that_of_the_mean_and_of_the_last_model() -> None:
 def test_intervals_of_hessian_spreads_reach_to_their_residuals() -> None:
     """After two Lanczos steps of four a norm is too small: its interval reaches beyond it."""
     data = federation(2, sizes=(5, 9, 3, 12, 40), binary=True)
-    engine = Vectorised(setup(FedAvg(), data, task=LOGISTIC))
+    engine = Vectorized(setup(FedAvg(), data, task=LOGISTIC))
     whole = Effort(steps=4, hessian_examples=64, hessian_clients=64, hessian_steps=4)
     few = replace(whole, hessian_steps=2)
     rough, exact = (measure(engine, f32(start()), effort) for effort in (few, whole))
@@ -412,19 +412,19 @@ def test_fedpaqs_personal_step_diminishes_with_the_local_ones() -> None:
     w = f32(start())
     for round in (0, 7):
         objective = made.objective(made.world().train, 2)
-        own = made.method.personalise(objective, w, None, made.turn(round), made.turn(0).key)
+        own = made.method.personalize(objective, w, None, made.turn(round), made.turn(0).key)
         rate = 10.0 / (5 * round + 1)
         np.testing.assert_allclose(own, w - rate * objective.grad(w), rtol=1e-5)
     fixed = replace(method, alpha=0.3, adapt_batch="full")
     objective = made.objective(made.world().train, 2)
-    own = fixed.personalise(objective, w, None, made.turn(7), made.turn(0).key)
+    own = fixed.personalize(objective, w, None, made.turn(7), made.turn(0).key)
     np.testing.assert_allclose(own, w - 0.3 * objective.grad(w), rtol=1e-5)
 
 
 def test_a_study_measures_both_models() -> None:
     """`--after`: what bounds both, in the order in which they are measured."""
     made = setup(FedAvg(lr=4.0, diminishing=True), federation(2, sizes=(9, 30)))
-    engine = Vectorised(made)
+    engine = Vectorized(made)
     w = f32(3 * start())
     found = study(engine, 5, (("the first model", None), ("later", w)))
     assert found.at == "the first model and later"

@@ -18,9 +18,9 @@ from perfed import (
     PerFedAvg,
     PFedMe,
     Sequential,
-    Vectorised,
+    Vectorized,
 )
-from perfed.experiment.comparison import comparison
+from perfed.runs.comparison import comparison
 
 PFEDME = """
 seed = 0
@@ -108,8 +108,8 @@ def test_models_take_their_shape_from_the_data(write: Any) -> None:
 def test_engines_by_name(write: Any) -> None:
     sequential = Config.load(write(SMALL), ["engine.name=sequential"]).build()
     assert isinstance(sequential, Sequential)
-    vectorised = Config.load(write(SMALL), ["engine.devices=1", "engine.chunk=2"]).build()
-    assert vectorised == Vectorised(vectorised.setup, 1, 2)
+    vectorized = Config.load(write(SMALL), ["engine.devices=1", "engine.chunk=2"]).build()
+    assert vectorized == Vectorized(vectorized.setup, 1, 2)
 
 
 def test_what_was_resolved_can_be_run_again(write: Any) -> None:

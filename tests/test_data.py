@@ -23,12 +23,12 @@ def test_synthetic_has_the_published_sizes() -> None:
 
 
 def test_synthetic_follows_its_law() -> None:
-    """Inputs have variance j^-1.2 around the client's centre; labels are linear in them."""
+    """Inputs have variance j^-1.2 around the client's center; labels are linear in them."""
     data = synthetic(clients=30, seed=3)
     x, y = data.train.client(int(np.argmax(data.train.size)))
     np.testing.assert_allclose(x.var(axis=0)[:20], np.arange(1, 21) ** -1.2, rtol=0.15)
-    centres = np.array([data.train.client(i)[0].mean(axis=0) for i in range(30)])
-    assert 0.8 < centres.std(axis=1).mean() < 1.2  # v_i ~ N(B_i, 1)
+    centers = np.array([data.train.client(i)[0].mean(axis=0) for i in range(30)])
+    assert 0.8 < centers.std(axis=1).mean() < 1.2  # v_i ~ N(B_i, 1)
     # A linear rule made the labels, so a linear fit to their one-hot recovers most of them.
     onehot = np.eye(10)[y] - 0.1
     design = np.c_[x, np.ones(len(x))]

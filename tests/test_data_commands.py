@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from perfed import Config, load
 from perfed.data.describe import Description, remarks
-from perfed.experiment.adapt import load_model
 from perfed.report.figures import label_picture
+from perfed.runs.adapt import load_model
 from real_data import REAL, needs_real_data
 from test_cli import perfed
 
@@ -40,7 +40,7 @@ def write_csv(path: Path, columns: dict[str, list[Any]]) -> None:
 
 def config_for(path: Path, data: str) -> Path:
     path.write_text(
-        f'rounds = 30\ncohort = 3\n[data]\n{data}\nstandardise = "client"\n[model]\nname = "mlr"\n'
+        f'rounds = 30\ncohort = 3\n[data]\n{data}\nstandardize = "client"\n[model]\nname = "mlr"\n'
         '[method]\nname = "pfedme"\nlam = 5.0\neta = 0.1\ninner_lr = 0.1\nbatch = 20\n'
     )
     return path
@@ -95,7 +95,7 @@ def test_a_table_with_words_for_labels_end_to_end(own: dict[str, Path], tmp_path
     summary = json.loads((out / "summary.json").read_text())
     assert summary["labels"] == ["ill", "well"]
     assert summary["names"] == ["north", "south", "west"]
-    assert summary["config"]["data"]["standardise"] == "client"
+    assert summary["config"]["data"]["standardize"] == "client"
     assert summary["personalized"]["accuracy"]["worst"] > 0.8
     assert load_model(out / "model.safetensors").uses.labels == ("ill", "well")
     config = Config.load(own["table"])
@@ -119,14 +119,14 @@ def test_faults_of_own_data_reach_the_user(own: dict[str, Path], tmp_path: Path)
     done = perfed("run", own["csv"], "--set", "data.split=dirichlet", "--set", "data.a=3")
     assert done.returncode == 2
     assert "data.a: no such setting" in done.stderr
-    assert "concentration" in done.stderr  # what there is
+    assert "alpha" in done.stderr  # what there is
 
 
 def test_a_regression_from_a_table(own: dict[str, Path], tmp_path: Path) -> None:
     done = perfed(
         "run", own["table"], "--out", tmp_path / "out",
         "--set", "data.task=regression", "--set", "data.label=dose",
-        "--set", 'data.features=["age"]', "--set", "data.standardise_target=true",
+        "--set", 'data.features=["age"]', "--set", "data.standardize_target=true",
         "--set", "model.name=linear",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_a_regression_in_the_comparison(own: dict[str, Path], tmp_path: Path) ->
         "run", "--set", "data.source=table", "--set", f"data.path={tmp_path / 'all.csv'}",
         "--set", "data.client=ward", "--set", "data.label=dose", "--set", "data.task=regression",
         "--set", 'data.features=["age"]', "--set", "data.split=natural", "--set", "data.clients=3",
-        "--set", "data.standardise=feature", "--set", "data.standardise_target=true",
+        "--set", "data.standardize=feature", "--set", "data.standardize_target=true",
         "--set", "cohort=2", "--set", "rounds=2", "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -205,9 +205,9 @@ def test_remarks_warn_before_training(tmp_path: Path) -> None:
     })  # fmt: skip
     settings: dict[str, Any] = {"path": str(tmp_path / "all.csv"), "client": "who"}
     found = remarks(Description.of(load("table", **settings)))
-    assert 'try standardise = "feature"' in found[0]
+    assert 'try standardize = "feature"' in found[0]
     assert "2 client(s) hold out fewer than 5 examples" in found[1]
-    scaled = remarks(Description.of(load("table", **settings, standardise="feature")))
+    scaled = remarks(Description.of(load("table", **settings, standardize="feature")))
     assert not any("scales" in remark for remark in scaled)
 
 

@@ -10,9 +10,9 @@ import pytest
 from jaxtyping import Array
 
 from perfed import CNN, GRU, MLP, MLR, PerFedAvg, Task, load, simulate
-from perfed.differences import difference
+from perfed.core.differences import difference
+from perfed.core.objective import ALL, Examples, Model, Objective
 from perfed.models import FunctionModel
-from perfed.objective import ALL, Examples, Model, Objective
 
 RNG = np.random.default_rng(0)
 

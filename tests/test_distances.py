@@ -29,7 +29,7 @@ def federation(parts: Parts, **more: Any) -> Federation:
     return replace(Federation.of(parts, held_out), **more)
 
 
-def labelled(*labels: list[int]) -> Federation:
+def labeled(*labels: list[int]) -> Federation:
     """Clients with these labels, whose inputs say nothing."""
     return federation([(np.zeros((len(y), 1)), np.array(y)) for y in labels])
 
@@ -91,7 +91,7 @@ def test_total_variation_of_labels_by_hand() -> None:
 
     Weighted by size it would be (1/5, 2/15, 2/3), and the first distance 2/3.
     """
-    data = labelled([0, 0, 0, 1], [1], [2] * 10)
+    data = labeled([0, 0, 0, 1], [1], [2] * 10)
     np.testing.assert_allclose(label_distances(data), [1 / 2, 7 / 12, 2 / 3])
     expected = np.array([[0, 3 / 4, 1], [3 / 4, 0, 1], [1, 1, 0]])
     np.testing.assert_allclose(distance_matrix(data, "labels"), expected)
@@ -433,7 +433,7 @@ def test_the_number_of_groups_has_the_best_silhouette() -> None:
 
 
 def test_few_clients() -> None:
-    one = labelled([0, 1])
+    one = labeled([0, 1])
     np.testing.assert_array_equal(label_distances(one), 0)
     for method in ("exact", "sinkhorn", "sliced"):
         np.testing.assert_array_equal(feature_distances(one, method=method).high, 0)

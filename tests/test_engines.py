@@ -21,12 +21,12 @@ from perfed import (
     Sequential,
     Setup,
     Task,
-    Vectorised,
+    Vectorized,
     load,
     simulate,
 )
 from perfed.data import FlatExamples
-from perfed.evaluation import Evaluator
+from perfed.evaluation.evaluator import Evaluator
 from perfed.methods.base import Reply
 from perfed.simulation import Kept
 
@@ -66,7 +66,7 @@ def assert_close(a: Any, b: Any, relative: float = 1e-5) -> None:
 )
 def test_engines_agree(data: Any, method: Any, options: dict[str, Any]) -> None:
     setup = make(data, method, **options)
-    plain, engine, other = Sequential(setup), Vectorised(setup), Vectorised(setup, 1, 2)
+    plain, engine, other = Sequential(setup), Vectorized(setup), Vectorized(setup, 1, 2)
     expected = plain.advance(plain.start(), 4)
     state = engine.advance(engine.start(), 4)
     assert_close(state, expected)
@@ -78,26 +78,26 @@ def test_engines_agree(data: Any, method: Any, options: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def whole(data: Any) -> Any:
-    engine = Vectorised(make(data, METHODS[3], cohort=7))
+    engine = Vectorized(make(data, METHODS[3], cohort=7))
     return engine.advance(engine.start(), 2)
 
 
 @pytest.mark.parametrize(("devices", "chunk"), [(1, 1), (1, 3), (1, 100), (2, 1), (2, 2), (2, 3)])
 def test_any_chunk(data: Any, whole: Any, devices: int, chunk: int) -> None:
-    engine = Vectorised(make(data, METHODS[3], cohort=7), devices, chunk)
+    engine = Vectorized(make(data, METHODS[3], cohort=7), devices, chunk)
     assert_close(engine.advance(engine.start(), 2), whole)
 
 
 def test_same_seed_same_bits_and_blocks_do_not_matter(data: Any) -> None:
     setup = make(data, METHODS[1])
-    a, b = Vectorised(setup), Vectorised(setup)
+    a, b = Vectorized(setup), Vectorized(setup)
     once = a.advance(a.start(), 6)
     state = b.start()
     for step in (1, 3, 2):
         state = b.advance(state, step)
     for x, y in zip(jax.tree.leaves(once), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(x, y)
-    other = Vectorised(make(data, METHODS[1], seed=5))
+    other = Vectorized(make(data, METHODS[1], seed=5))
     assert np.abs(np.asarray(other.advance(other.start(), 1).w[0]["w"] - once.w[0]["w"])).max() > 0
 
 
@@ -147,7 +147,7 @@ def test_cohorts_are_uniform_without_replacement() -> None:
 def test_a_client_smaller_than_its_batch_learns() -> None:
     data = problems.federation(sizes=(2, 3))
     setup = problems.setup(FedAvg(lr=0.1, tau=5, batch=50), data)
-    engine = Vectorised(setup)
+    engine = Vectorized(setup)
     first = engine.start()
     after = engine.advance(first, 20)
     losses = [
@@ -157,7 +157,7 @@ def test_a_client_smaller_than_its_batch_learns() -> None:
     assert np.mean(losses[1]) < 0.5 * np.mean(losses[0])
 
 
-@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
 def test_an_update_that_is_not_finite_names_client_and_round(engine: Any) -> None:
     data = problems.federation()
     data.train.x[data.train.start[3]] = 1e30  # client-3's loss overflows float32
@@ -168,7 +168,7 @@ def test_an_update_that_is_not_finite_names_client_and_round(engine: Any) -> Non
         runner.advance(runner.start(), 50)
 
 
-@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
 def test_what_a_client_keeps_is_checked_too(engine: Any) -> None:
     """Local sends nothing, so its divergence shows in memory only."""
     runner = engine(problems.setup(Local(lr=1e30, tau=3, batch="full")))
@@ -178,7 +178,7 @@ def test_what_a_client_keeps_is_checked_too(engine: Any) -> None:
 
 def test_a_personal_model_that_is_not_finite_is_refused() -> None:
     """An accuracy of NaN outputs would look like one of a model that always says 0."""
-    engine = Vectorised(problems.setup(FedAvg(lr=0.01, alpha=1e38)))
+    engine = Vectorized(problems.setup(FedAvg(lr=0.01, alpha=1e38)))
     state = engine.start()
     with pytest.raises(DivergedError, match="0 rounds the personalized model's loss on client "):
         Evaluator(engine)(state)
@@ -186,7 +186,7 @@ def test_a_personal_model_that_is_not_finite_is_refused() -> None:
 
 def test_float64_throughout() -> None:
     with jax.enable_x64(True):
-        engine = Vectorised(problems.setup(METHODS[3], problems.federation()))
+        engine = Vectorized(problems.setup(METHODS[3], problems.federation()))
         plain = Sequential(problems.setup(METHODS[3], problems.federation()))
         state = engine.advance(engine.start(), 3)
         assert state.w.dtype == np.float64
@@ -203,7 +203,7 @@ def test_half_precision_parameters_stay_so(data: Any) -> None:
         def apply(self, params: Any, x: Any) -> Any:
             return MLP(64, 10, (16,)).apply(params, x.astype(jnp.bfloat16))
 
-    for engine in (Vectorised, Sequential):
+    for engine in (Vectorized, Sequential):
         for method in (METHODS[1], METHODS[3]):
             runner = engine(Setup(data, Task(Half()), method, 3))
             state = runner.advance(runner.start(), 1)
@@ -221,13 +221,13 @@ def test_an_empty_seat_does_not_poison_the_sum() -> None:
         if 5 not in np.asarray(problems.setup(FedAvg(), data, cohort=5, seed=s).pick_cohort(0))
     )
     setup = problems.setup(FedAvg(lr=0.1, tau=1, batch="full"), data, cohort=5, seed=seed)
-    engine, plain = Vectorised(setup), Sequential(setup)
+    engine, plain = Vectorized(setup), Sequential(setup)
     assert_close(engine.advance(engine.start(), 1), plain.advance(plain.start(), 1))
 
 
-def test_a_misspelt_choice_is_refused() -> None:
+def test_a_misspelled_choice_is_refused() -> None:
     """Silently taking another choice could score a model on the data it was adapted on."""
-    engine = Vectorised(problems.setup(FedAvg()))
+    engine = Vectorized(problems.setup(FedAvg()))
     with pytest.raises(FieldError, match=r'adapt_on = .trian.: must be one of "train", "test"'):
         Evaluator(engine, "trian")  # type: ignore[arg-type]
     with pytest.raises(FieldError, match=r'weighting = .sizes.: must be one of "uniform", "size"'):
@@ -271,7 +271,7 @@ def test_runs_that_would_not_end(data: Any, field: str, value: Any) -> None:
         simulate(data, MLP(64, 10), FedAvg(), cohort=2, **settings)
 
 
-@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
 @pytest.mark.parametrize("client", [-1, 5])
 def test_a_client_that_is_not_there(engine: Any, client: int) -> None:
     runner = engine(problems.setup(FedAvg()))
@@ -279,7 +279,7 @@ def test_a_client_that_is_not_there(engine: Any, client: int) -> None:
         Evaluator(runner).personal_models(runner.start(), [client])
 
 
-@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
 def test_no_clients_are_too_few(engine: Any) -> None:
     runner = engine(problems.setup(FedAvg()))
     with pytest.raises(FieldError, match="name at least one"):
@@ -300,7 +300,7 @@ def test_a_cohort_must_fit(cohort: int) -> None:
 
 def test_more_devices_than_there_are() -> None:
     with pytest.raises(FieldError, match="this process has 2 cpu device"):
-        Vectorised(problems.setup(FedAvg()), devices=3)
+        Vectorized(problems.setup(FedAvg()), devices=3)
 
 
 @pytest.mark.parametrize("said", [False, True])
@@ -313,6 +313,6 @@ def test_a_method_that_says_the_wrong_thing_about_iterates_is_refused(
         return Reply(w, None, None if said else w)
 
     object.__setattr__(method, "local", local)
-    engine = Vectorised(make(data, method))
+    engine = Vectorized(make(data, method))
     with pytest.raises(FieldError, match=f"send_iterate = {said}"):
         engine.advance(engine.start(), 1)

@@ -18,12 +18,12 @@ from perfed import (
     PFedMe,
     Setup,
     Task,
-    Vectorised,
+    Vectorized,
     load,
     simulate,
 )
 from perfed.data import FlatExamples
-from perfed.evaluation import Evaluator, Scores
+from perfed.evaluation.evaluator import Evaluator, Scores
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def data() -> Any:
 
 
 def personal(data: Any, method: Any, adapt_on: Any) -> np.ndarray:
-    engine = Vectorised(Setup(data, Task(MLR(64, 10)), method, 4))
+    engine = Vectorized(Setup(data, Task(MLR(64, 10)), method, 4))
     state = engine.advance(engine.start(), 2)
     return np.asarray(Evaluator(engine, adapt_on).personal_models(state)["w"])
 
@@ -65,7 +65,7 @@ def test_scores_are_those_of_the_models_on_held_out_data(data: Any) -> None:
 
 
 def test_some_clients_in_any_order(data: Any) -> None:
-    engine = Vectorised(Setup(data, Task(MLR(64, 10)), FedAvg(alpha=0.5), 4))
+    engine = Vectorized(Setup(data, Task(MLR(64, 10)), FedAvg(alpha=0.5), 4))
     evaluator, state = Evaluator(engine), engine.start()
     every = np.asarray(evaluator.personal_models(state)["w"])
     chosen = [6, 1, 3]
@@ -143,12 +143,12 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
     flat = FlatExamples.of(parts)
     together = Federation.made(flat, flat, classes=3)
     task, method = Task(MLR(4, 3)), FedAvg(alpha=0.3)
-    engine = Vectorised(Setup(together, task, method, 5))
+    engine = Vectorized(Setup(together, task, method, 5))
     state = engine.start()
     scores = Evaluator(engine)(state).scores
     for i, part in enumerate(parts):
         one = FlatExamples.of([part])
-        alone = Vectorised(Setup(Federation.made(one, one, classes=3), task, method, 1))
+        alone = Vectorized(Setup(Federation.made(one, one, classes=3), task, method, 1))
         own = Evaluator(alone)(alone.start()).scores
         for kind, score in scores.items():
             np.testing.assert_allclose(score.loss[i], own[kind].loss[0], rtol=1e-5)
@@ -158,7 +158,7 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
 def test_the_training_objective_has_its_penalty(data: Any) -> None:
     """f_i of the training data, for both models; without a penalty there is only the loss."""
     for l2 in (0.0, 0.2):
-        engine = Vectorised(Setup(data, Task(MLR(64, 10), l2), FedAvg(lr=0.5, alpha=1.0), 4))
+        engine = Vectorized(Setup(data, Task(MLR(64, 10), l2), FedAvg(lr=0.5, alpha=1.0), 4))
         state = engine.advance(engine.start(), 2)
         scores = Evaluator(engine, training=True)(state).scores
         own = Evaluator(engine).personal_models(state)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import problems
-from perfed import FedAvg, Local, Vectorised
-from perfed.evaluation import Evaluator
+from perfed import FedAvg, Local, Vectorized
+from perfed.evaluation.evaluator import Evaluator
 from perfed.simulation import Kept
 
 LR = 0.1
@@ -13,7 +13,7 @@ LR = 0.1
 
 @pytest.mark.parametrize("tau", [1, 5])
 def test_a_fedavg_round_on_quadratics(tau: int) -> None:
-    engine = Vectorised(problems.setup(FedAvg(lr=LR, tau=tau, batch="full")))
+    engine = Vectorized(problems.setup(FedAvg(lr=LR, tau=tau, batch="full")))
     state = engine.start()
     models = []
     for f in problems.quadratics(problems.federation()):
@@ -27,7 +27,7 @@ def test_a_fedavg_round_on_quadratics(tau: int) -> None:
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 def test_the_mean_is_uniform_unless_asked_otherwise(weighting: str) -> None:
     data = problems.federation()
-    engine = Vectorised(
+    engine = Vectorized(
         problems.setup(FedAvg(lr=LR, tau=1, batch="full"), data, weighting=weighting)
     )
     state = engine.start()
@@ -47,7 +47,7 @@ def test_fedavg_plus_update(alpha: float | None, steps: int) -> None:
     for _ in range(steps):
         f = problems.quadratics(data)[0]
         expected = expected - (alpha or LR) * f.grad(expected)
-    own = method.personalise(
+    own = method.personalize(
         problems.objective(data, 0), problems.f32(w), None, problems.turn(), problems.KEY
     )
     np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
@@ -55,7 +55,7 @@ def test_fedavg_plus_update(alpha: float | None, steps: int) -> None:
 
 def test_local_never_federates() -> None:
     data, tau = problems.federation(), 3
-    engine = Vectorised(problems.setup(Local(lr=LR, tau=tau, batch="full"), data))
+    engine = Vectorized(problems.setup(Local(lr=LR, tau=tau, batch="full"), data))
     first = engine.start()
     state = engine.advance(first, 4)
     np.testing.assert_array_equal(state.w, first.w)

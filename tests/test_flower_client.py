@@ -23,22 +23,31 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from federations import NAMES, distance, params, settings, simulated, write_clients
-from perfed.codecs import Float32
-from perfed.errors import ConfigError, DataError
-from perfed.experiment import Config
-from perfed.experiment.adapt import client_rows, load_model
-from perfed.experiment.simulate import Progress, Result, run
-from perfed.flower import clients as clients_module
-from perfed.flower import remote as remote_module
-from perfed.flower import runtime, session
-from perfed.flower.client import Client, own_data, told
-from perfed.flower.clients import Clients
-from perfed.flower.conversation import TYPES, Conversation, blob_of, record
-from perfed.flower.home import CONFIG, KEPT, Home
-from perfed.flower.plan import Plan, federated
-from perfed.flower.remote import Remote, RemoteScorer, TooFewError
-from perfed.flower.session import run_federation
-from perfed.flower.wire import Change, Hello, Introduction, Scored, Turn, packed, unpacked
+from perfed.core.errors import ConfigError, DataError
+from perfed.federation.client.client import Client, own_data, told
+from perfed.federation.client.client_dir import CONFIG, KEPT, Home
+from perfed.federation.protocol.messages import (
+    Change,
+    Hello,
+    Introduction,
+    Scored,
+    Turn,
+    packed,
+    unpacked,
+)
+from perfed.federation.server import clients as clients_module
+from perfed.federation.server import engine as remote_module
+from perfed.federation.server import session
+from perfed.federation.server.clients import Clients
+from perfed.federation.server.engine import Remote, RemoteScorer, TooFewError
+from perfed.federation.server.plan import Plan, federated
+from perfed.federation.server.session import run_federation
+from perfed.federation.transport import flower_runtime as runtime
+from perfed.federation.transport.messenger import TYPES, Conversation, blob_of, record
+from perfed.pipeline.codecs import Float32
+from perfed.runs import Config
+from perfed.runs.adapt import client_rows, load_model
+from perfed.training.trainer import Progress, Result, run
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
 PFEDME = {"name": "pfedme", "lam": 15.0, "eta": 0.05, "local_rounds": 3, "batch": 5, "beta": 1.5}
@@ -186,7 +195,7 @@ def test_a_federation_ends_where_the_simulation_ends(
 
 
 def flat(tree: Any) -> dict[str, np.ndarray]:
-    from perfed.experiment.saved import named_leaves
+    from perfed.runs.saved_model import named_leaves
 
     return named_leaves(tree, "params.")
 
@@ -508,7 +517,7 @@ def test_a_removed_home_is_greeted_anew(data: Path) -> None:
 
 def test_own_models_predict(data: Path) -> None:
     values = settings(data, PFEDME)
-    values["data"]["standardise"] = "client"
+    values["data"]["standardize"] = "client"
     federated_run(values, data)
     file = data.parent / "homes" / "client-0" / "trial-1" / "model.safetensors"
     model = load_model(file)
@@ -544,10 +553,10 @@ def test_a_regression_and_a_table(tmp_path: Path) -> None:
     [
         ({"source": "digits", "split": "dirichlet"}, "data.source"),
         ({"source": "folder", "root": "."}, "data.labels"),
-        ({"source": "folder", "root": ".", "labels": ["a", "b"], "standardise": "feature"},
-         "data.standardise"),
-        ({"source": "folder", "root": ".", "task": "regression", "standardise_target": True},
-         "data.standardise_target"),
+        ({"source": "folder", "root": ".", "labels": ["a", "b"], "standardize": "feature"},
+         "data.standardize"),
+        ({"source": "folder", "root": ".", "task": "regression", "standardize_target": True},
+         "data.standardize_target"),
     ],
 )  # fmt: skip
 def test_what_takes_all_data_in_one_place_is_refused(

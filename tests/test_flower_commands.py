@@ -14,13 +14,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from federations import NAMES, settings, write_clients
-from perfed.cli import app
-from perfed.experiment import Config
-from perfed.experiment.saved import saved_model
-from perfed.flower.keys import ServerKeys, make_keys
-from perfed.flower.plan import PLAN, Plan
-from perfed.flower.serve import Server
-from perfed.flower.trial import TRIAL, Trial, trial_config
+from perfed.cli.app import app
+from perfed.federation.server.plan import PLAN, Plan
+from perfed.federation.server.serve import Server
+from perfed.federation.transport.keys import ServerKeys, make_keys
+from perfed.federation.trial import TRIAL, Trial, trial_config
+from perfed.runs import Config
+from perfed.runs.saved_model import saved_model
 from test_cli import perfed
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
@@ -65,8 +65,8 @@ def test_keys_are_made_and_added_to(tmp_path: Path) -> None:
         (["CONFIG", "--out", "OUT", "--keys", "KEYS", "--set", "cohort=4"], "cohort = 4"),
         (["CONFIG", "--out", "OUT", "--keys", "KEYS", "--set", "federation.minimum=4"],
          "federation.minimum = 4"),
-        (["CONFIG", "--out", "OUT", "--keys", "KEYS", "--set", "data.standardise=feature"],
-         "data.standardise"),
+        (["CONFIG", "--out", "OUT", "--keys", "KEYS", "--set", "data.standardize=feature"],
+         "data.standardize"),
         (["CONFIG", "--out", "OUT", "--keys", "KEYS", "--set", "network.ratio=10"], "network"),
     ],
 )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_taken_port_is_named(place: Path, tmp_path: Path) -> None:
 def test_on_resuming_the_terms_are_those_of_now(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfed.cli._federate", lambda *_: None)
+    monkeypatch.setattr("perfed.cli.app._federate", lambda *_: None)
     config, keys = place / "config.toml", place / "keys" / "server"
     resumed = ["--resume", tmp_path / "run", "--keys", keys]
     assert here("serve", config, *resumed).exit_code == 0
@@ -153,7 +153,7 @@ def test_a_model_for_inputs_that_each_client_scales_predicts_for_nobody(
     place: Path, tmp_path: Path
 ) -> None:
     values = settings(place / "data", FEDAVG)
-    values["data"]["standardise"] = "client"
+    values["data"]["standardize"] = "client"
     config = Config.checked(values)
     federation = config.build_federation()
     model = config.build_model(federation)
@@ -193,7 +193,7 @@ def test_a_trials_clients_end_with_it(tmp_path: Path) -> None:
     """Even if it is killed."""
     Trial.prepared(trial_config(None, 2, []), tmp_path)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom perfed.flower.trial import Trial\n"
+        "import sys, time\nfrom pathlib import Path\nfrom perfed.federation.trial import Trial\n"
         "with Trial(Path(sys.argv[1]), None, ('client-0', 'client-1'))._members(9) as members:\n"
         "    print(*(member.pid for member in members), flush=True)\n    time.sleep(100)\n"
     )
@@ -232,7 +232,7 @@ def test_without_the_extra_it_is_said_what_to_install(
 ) -> None:
     code = (
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = {['perfed', *command.split()]}\n"
-        "from perfed.cli import main\nmain()"
+        "from perfed.cli.app import main\nmain()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

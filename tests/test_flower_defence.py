@@ -92,36 +92,11 @@ from federations import (
     wait,
     write_clients,
 )
-from perfed.codecs import BFloat16, Codec, Float16, Float32, LowPrecision, RandomK, Sign, TopK
-from perfed.codecs.base import _symbols
-from perfed.codecs.low_precision import DENSE, FIXED, SPARSE
-from perfed.errors import CodecError, ConfigError, DataError, FieldError
-from perfed.experiment import Config
-from perfed.flower import conversation, join, runtime
-from perfed.flower.checks import (
-    Lengths,
-    Received,
-    read_change,
-    read_introduction,
-    read_scores,
-    usual_length,
-)
-from perfed.flower.client import Client
-from perfed.flower.conversation import (
-    Answer,
-    Conversation,
-    Fault,
-    LinkLostError,
-    blob_of,
-    record,
-)
-from perfed.flower.home import KEPT, Home
-from perfed.flower.keys import ClientKeys, ServerKeys, make_keys
-from perfed.flower.plan import federated
-from perfed.flower.port import ClientsPort
-from perfed.flower.processes import Program
-from perfed.flower.runtime import Link, register, server_grid
-from perfed.flower.wire import (
+from perfed.core.errors import CodecError, ConfigError, DataError, FieldError
+from perfed.federation.client import join
+from perfed.federation.client.client import Client
+from perfed.federation.client.client_dir import KEPT, Home
+from perfed.federation.protocol.messages import (
     MARK,
     VERSION,
     Change,
@@ -134,6 +109,42 @@ from perfed.flower.wire import (
     packed,
     unpacked,
 )
+from perfed.federation.server.checks import (
+    Lengths,
+    Received,
+    read_change,
+    read_introduction,
+    read_scores,
+    usual_length,
+)
+from perfed.federation.server.plan import federated
+from perfed.federation.transport import flower_runtime as runtime
+from perfed.federation.transport import messenger as conversation
+from perfed.federation.transport.flower_runtime import Link, register, server_grid
+from perfed.federation.transport.gateway import ClientsPort
+from perfed.federation.transport.keys import ClientKeys, ServerKeys, make_keys
+from perfed.federation.transport.messenger import (
+    Answer,
+    Conversation,
+    Fault,
+    LinkLostError,
+    blob_of,
+    record,
+)
+from perfed.federation.transport.processes import Program
+from perfed.pipeline.codecs import (
+    BFloat16,
+    Codec,
+    Float16,
+    Float32,
+    LowPrecision,
+    RandomK,
+    Sign,
+    TopK,
+)
+from perfed.pipeline.codecs.base import _symbols
+from perfed.pipeline.codecs.low_precision import DENSE, FIXED, SPARSE
+from perfed.runs import Config
 from perfed.simulation import Setup, State
 from perfed.simulation.hosts import free_port
 
@@ -905,7 +916,7 @@ def test_a_client_reads_its_own_file_whatever_it_is_told(ground: Ground, watched
         {"root": str(secret)}, {"root": "~"}, {"root": "/"}, {"root": "\0"}, {"root": ["x"]},
         {"source": "table", "path": str(secret / "client-0.npz")},
         {"source": "digits"}, {"source": "mnist"}, {"source": "cifar10"}, {"source": "synthetic"},
-        {"source": "perfed.data.own:folder"}, {"path": str(secret / "client-0.npz")},
+        {"source": "perfed.data.files:folder"}, {"path": str(secret / "client-0.npz")},
         {"url": "https://example.org/x"}, {"features": ["/etc/passwd"]}, {"label": "../x"},
         {"part": str(secret)}, {"labels": ["0", "1", "2", "__import__('os')"]},
     ]  # fmt: skip
@@ -916,7 +927,7 @@ def test_a_client_reads_its_own_file_whatever_it_is_told(ground: Ground, watched
         ground.config | {"method": {"name": "__import__('os').system('x')"}},
         ground.config | {"method": {"name": "fedavg", "lr": "__import__('os')"}},
         ground.config | {"output": {"trackers": ["mlflow", "tensorboard"]}},
-        ground.config | {"engine": {"name": "perfed.simulation.Vectorised"}},
+        ground.config | {"engine": {"name": "perfed.simulation.Vectorized"}},
         {},
         {"data": None},
     ]
@@ -1401,7 +1412,7 @@ def call(path: Path, name: str, caller: Caller) -> Any:
     keys = ["--insecure", "--name", name] if caller.keys is None else ["--keys", str(caller.keys)]
     return started(
         [
-            sys.executable, "-P", "-m", "perfed.cli", "join",
+            sys.executable, "-P", "-m", "perfed", "join",
             "--server", f"{LOOPBACK}:{caller.port}", "--patience", "40",
             "--data", str(path / "data" / f"{NAMES[0]}.npz"),
             "--home", str(path / "homes" / name), *keys,

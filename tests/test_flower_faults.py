@@ -33,9 +33,9 @@ from federations import (
     simulated,
     wait,
 )
-from perfed.evaluation import Evaluator
-from perfed.experiment import Config
-from perfed.experiment.rundir import read_run
+from perfed.evaluation.evaluator import Evaluator
+from perfed.runs import Config
+from perfed.runs.run_dir import read_run
 from perfed.simulation import State
 
 pytestmark = pytest.mark.federation

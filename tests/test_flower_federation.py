@@ -22,9 +22,9 @@ from federations import (
     simulated,
     write_clients,
 )
-from perfed.experiment.rundir import read_run
-from perfed.flower.home import KEPT
-from perfed.flower.plan import PLAN
+from perfed.federation.client.client_dir import KEPT
+from perfed.federation.server.plan import PLAN
+from perfed.runs.run_dir import read_run
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
 METHODS = [
@@ -195,7 +195,7 @@ def test_bytes_on_the_wire_are_the_payload_and_a_stated_overhead(tmp_path: Path)
 @pytest.mark.slow
 def test_the_trial_does_what_production_does(tmp_path: Path) -> None:
     run = tmp_path / "trial run"  # a space, for whoever forgets to quote
-    command = [sys.executable, "-P", "-m", "perfed.cli"]
+    command = [sys.executable, "-P", "-m", "perfed"]
     done = subprocess.run(
         [*command, "federate", "--clients", "3", "--out", str(run)],
         capture_output=True, text=True, timeout=300, check=False,

@@ -17,10 +17,10 @@ from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
 
-from perfed.data import own
-from perfed.errors import ConfigError
-from perfed.flower import keys
-from perfed.flower.keys import ClientKeys, ServerKeys, make_keys
+from perfed.core.errors import ConfigError
+from perfed.data import files as own
+from perfed.federation.transport import keys
+from perfed.federation.transport.keys import ClientKeys, ServerKeys, make_keys
 
 
 @pytest.fixture(scope="module")

@@ -72,10 +72,10 @@ from flwr.superlink.routers.fleet.router import router
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from perfed.errors import ConfigError
-from perfed.flower import port as module
-from perfed.flower.keys import ServerKeys, make_keys
-from perfed.flower.port import ClientsPort
+from perfed.core.errors import ConfigError
+from perfed.federation.transport import gateway as module
+from perfed.federation.transport.gateway import ClientsPort
+from perfed.federation.transport.keys import ServerKeys, make_keys
 
 LOOPBACK = "127.0.0.1"
 PROTOBUF = {"content-type": "application/protobuf"}

@@ -20,7 +20,7 @@ from perfed.simulation import hosts
 from perfed.simulation.hosts import Hosts, free_port
 from test_cli import perfed
 
-COMMAND = [sys.executable, "-P", "-m", "perfed.cli"]
+COMMAND = [sys.executable, "-P", "-m", "perfed"]
 CONFIG = """
 rounds = {rounds}
 cohort = 5
@@ -90,7 +90,7 @@ def test_several_processes_end_where_one_does(
 
 READS = """
 import sys
-from perfed.simulation import Streamed, hosts, reader
+from perfed.simulation import Streamed, cohort_reader as reader, hosts
 from perfed import FedAvg, MLR, Setup, Task, load
 hosts.Hosts(("127.0.0.1", "127.0.0.1"), int(sys.argv[2]), int(sys.argv[3])).connect()
 read, copy = [], reader._Source.copy
@@ -276,7 +276,7 @@ def test_bad_commands_are_refused_at_once(tmp_path: Path, config: Path) -> None:
         done = perfed(*arguments)
         assert done.returncode == 2
         assert said in done.stderr
-    (tmp_path / "v.toml").write_text(config.read_text() + '[engine]\nname = "vectorised"\n')
+    (tmp_path / "v.toml").write_text(config.read_text() + '[engine]\nname = "vectorized"\n')
     first, second = together([tmp_path / "v.toml"] * 2)
     assert (first.returncode, second.returncode) == (2, 2)
     assert 'must be "auto" or "streamed" on several hosts' in first.stderr
@@ -284,7 +284,7 @@ def test_bad_commands_are_refused_at_once(tmp_path: Path, config: Path) -> None:
 
 def test_a_run_goes_on_with_the_engine_that_has_its_memory(tmp_path: Path, config: Path) -> None:
     from perfed import Config
-    from perfed.experiment.recording import Recording
+    from perfed.runs.recording import Recording
 
     settings = ["rounds=4", "engine.name=streamed"]
     recording = Recording.begin(Config.load(config, settings), tmp_path / "run")
@@ -301,8 +301,8 @@ def test_a_run_goes_on_with_the_engine_that_has_its_memory(tmp_path: Path, confi
         patch.setattr(type(recording.engine.aside), "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             recording.run()
-    vectorised = Config.load(config, ["rounds=4", "engine.name=vectorised"])
+    vectorized = Config.load(config, ["rounds=4", "engine.name=vectorized"])
     with pytest.raises(ConfigError, match='goes on with the engine "streamed" only'):
-        Recording.take_up(tmp_path / "run", vectorised).run()
+        Recording.take_up(tmp_path / "run", vectorized).run()
     Recording.take_up(tmp_path / "run", Config.load(config, ["rounds=4"])).run()
     assert (tmp_path / "run" / "summary.json").exists()

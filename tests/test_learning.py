@@ -54,7 +54,7 @@ def test_fedavg_table_1_synthetic_mlr() -> None:
 
 
 @pytest.mark.slow
-def test_personalisation_pays_with_the_uniform_mean_too() -> None:
+def test_personalization_pays_with_the_uniform_mean_too() -> None:
     found = curves(PFEDME, range(2), "uniform")
     assert found["personalized"][:, -1].min() >= 0.82
     assert found["personalized"][:, -1].mean() > found["global"][:, -1].mean() + 0.02

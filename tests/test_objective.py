@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import problems
-from perfed.objective import ALL, Batch, Examples, Objective, Task, cross_entropy
-from perfed.randomness import Purpose, fold, permuted
+from perfed.core.objective import ALL, Batch, Examples, Objective, Task, cross_entropy
+from perfed.core.random import Purpose, fold, permuted
 
 # Far in the tail of a chi-square: a right sampler fails here once in about 10^6 runs, and runs are
 # repeatable, so a failure is a defect.

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from perfed import Config
-from perfed.experiment import observers
-from perfed.experiment.observers import Guarded, MLflow, Observer, TensorBoard, values_of
-from perfed.experiment.simulate import Course, run
+from perfed.runs import trackers as observers
+from perfed.runs.trackers import Guarded, MLflow, Observer, TensorBoard, values_of
+from perfed.training.trainer import Course, run
 
 CONFIG: dict[str, Any] = {
     "rounds": 4,
@@ -234,7 +234,7 @@ def test_a_missing_package_is_named_with_its_extra(name: str) -> None:
     said = python(
         f"import sys; sys.modules[{name!r}] = None\n"
         "from perfed import ConfigError\n"
-        "from perfed.experiment.observers import observers_of\n"
+        "from perfed.runs.trackers import observers_of\n"
         f"try: observers_of([{name!r}])\n"
         "except ConfigError as error: print(error)"
     )
@@ -244,7 +244,7 @@ def test_a_missing_package_is_named_with_its_extra(name: str) -> None:
 
 def test_nothing_is_imported_unless_asked_for() -> None:
     said = python(
-        "import sys, perfed.cli, perfed.experiment.observers\n"
+        "import sys, perfed.cli.app, perfed.runs.trackers\n"
         "roots = {name.split('.')[0].lower() for name in sys.modules}\n"
         "print(sorted(roots & {'tensorboard', 'tensorboardx', 'tensorflow', 'mlflow', 'torch'}))"
     )

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfed.data.own import folder, table
-from perfed.data.pool import Pool
-from perfed.errors import DataError, FieldError
+from perfed.core.errors import DataError, FieldError
+from perfed.data.dataset import Dataset
+from perfed.data.files import folder, table
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -57,7 +57,7 @@ def stacked(columns: Columns) -> np.ndarray:
     return np.column_stack([columns["age"], columns["dose"]])
 
 
-def assert_same(one: Pool, other: Pool) -> None:
+def assert_same(one: Dataset, other: Dataset) -> None:
     for name in ("x", "y", "client", "test"):
         a, b = getattr(one, name), getattr(other, name)
         assert (a is None) == (b is None), name

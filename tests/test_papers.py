@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from perfed import Config, ConfigError
-from perfed.errors import FieldError
+from perfed.core.errors import FieldError
 from perfed.papers import Reproduction, Results, check_folder, names, reproduce
 from perfed.papers.reproduction import Printed
 from perfed.papers.results import Judged
@@ -750,7 +750,7 @@ def test_quick_fedpaq_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         time = min(first.x[-1], second.x[-1])
         return tuple(float(np.interp(time, c.x, c.mean)) for c in (first, second))  # type: ignore[return-value]
 
-    fast, slow = at_equal_time(levels.name, "s = 1", "not quantised (FedAvg)")
+    fast, slow = at_equal_time(levels.name, "s = 1", "not quantized (FedAvg)")
     assert fast < 0.75 * slow
     for other in ("FedAvg", "QSGD"):
         ahead, behind = at_equal_time(methods.name, "FedPAQ", other)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import problems
-from perfed import PerFedAvg, Vectorised
+from perfed import PerFedAvg, Vectorized
+from perfed.core.objective import ALL, Batch, Objective
 from perfed.methods.base import take_steps
-from perfed.objective import ALL, Batch, Objective
 
 ALPHA, BETA = 0.1, 0.05
 
@@ -30,7 +30,7 @@ def reference_step(variant: str, f: problems.Quadratic, w: np.ndarray) -> np.nda
 @pytest.mark.parametrize("variant", ["exact", "fo", "hf"])
 def test_a_round_on_quadratics(variant: str, tau: int) -> None:
     method = full(variant, tau=tau)
-    engine = Vectorised(problems.setup(method))
+    engine = Vectorized(problems.setup(method))
     state = engine.start()
     w = np.asarray(state.w, np.float64)
     expected = []
@@ -157,7 +157,7 @@ def test_diminishing_beta() -> None:
 def test_the_iterate_of_remark_4_7() -> None:
     """The cohort's mean at t_k, drawn from 0..tau-1 once for all; t = 0 is the received model."""
     tau, data = 3, problems.federation()
-    engine = Vectorised(problems.setup(full("exact", tau=tau, send_iterate=True), data))
+    engine = Vectorized(problems.setup(full("exact", tau=tau, send_iterate=True), data))
     state, seen = engine.start(), set()
     for _ in range(12):
         w = np.asarray(state.w, np.float64)
@@ -190,17 +190,17 @@ def test_the_picked_iterate_is_the_one_before_that_step(pick: int) -> None:
 
 
 def test_no_iterate_unless_asked_for() -> None:
-    engine = Vectorised(problems.setup(full("fo")))
+    engine = Vectorized(problems.setup(full("fo")))
     assert engine.advance(engine.start(), 1).iterate is None
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_the_personalised_model_is_the_adapted_one(steps: int) -> None:
+def test_the_personalized_model_is_the_adapted_one(steps: int) -> None:
     data = problems.federation()
     f, w = problems.quadratics(data)[2], problems.start()
     own = problems.objective(data, 2)
     method = full("hf", adapt_steps=steps)
-    adapted = method.personalise(own, problems.f32(w), None, problems.turn(), problems.KEY)
+    adapted = method.personalize(own, problems.f32(w), None, problems.turn(), problems.KEY)
     for _ in range(steps):
         w = w - ALPHA * f.grad(w)
     np.testing.assert_allclose(adapted, w, rtol=1e-5)

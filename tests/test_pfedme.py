@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import problems
-from perfed import FieldError, PFedMe, Sequential, Vectorised
-from perfed.evaluation import Evaluator
-from perfed.objective import ALL, Objective
+from perfed import FieldError, PFedMe, Sequential, Vectorized
+from perfed.core.objective import ALL, Objective
+from perfed.evaluation.evaluator import Evaluator
 
 LAM, ETA, LR = 3.0, 0.05, 0.08
 
@@ -61,7 +61,7 @@ def test_a_round_on_quadratics(R: int, K: int, solver: str, beta: float, start: 
     method = pfedme(
         local_rounds=R, inner_steps=K, inner_solver=solver, beta=beta, inner_start=start
     )
-    engine = Vectorised(problems.setup(method))
+    engine = Vectorized(problems.setup(method))
     state = engine.start()
     w = np.asarray(state.w, np.float64)
     clients = [
@@ -76,7 +76,7 @@ def test_a_round_on_quadratics(R: int, K: int, solver: str, beta: float, start: 
 
 def test_beta_1_is_plain_averaging() -> None:
     data = problems.federation()
-    engine = Vectorised(problems.setup(pfedme(beta=1.0), data))
+    engine = Vectorized(problems.setup(pfedme(beta=1.0), data))
     state = engine.start()
     local = [
         pfedme()
@@ -103,7 +103,7 @@ def test_the_gradient_of_the_envelope(solver: str) -> None:
         np.testing.assert_allclose(gradient, LAM * (w - exact_prox(f, w)), rtol=1e-4, atol=1e-5)
 
 
-def test_training_minimises_the_mean_envelope() -> None:
+def test_training_minimizes_the_mean_envelope() -> None:
     """grad F(w*) = 0 gives sum_i (A_i + lam)^-1 (A_i w* - b_i) = 0, a linear system."""
     data = problems.federation()
     clients = problems.quadratics(data)
@@ -113,10 +113,10 @@ def test_training_minimises_the_mean_envelope() -> None:
     w_star = np.linalg.solve(matrix, vector)
     # One local round and an exact solve: the server then follows the gradient of F itself.
     method = pfedme(local_rounds=1, inner_steps=80, eta=0.2)
-    engine = Vectorised(problems.setup(method, data))
+    engine = Vectorized(problems.setup(method, data))
     w = engine.advance(engine.start(), 600).w
     np.testing.assert_allclose(w, w_star, rtol=1e-3, atol=1e-4)
-    # FedAvg's own minimiser is elsewhere, so this is not just any average.
+    # FedAvg's own minimizer is elsewhere, so this is not just any average.
     assert (
         np.abs(w_star - np.linalg.solve(sum(f.A for f in clients), sum(f.b for f in clients)))[0]
         > 1e-2
@@ -127,7 +127,7 @@ def test_the_personal_model_is_theta_and_nothing_else() -> None:
     """PM is theta: not the local model (aliased in public code), nor the global one."""
     data = problems.federation()
     R, K = 4, 3
-    engine = Vectorised(problems.setup(pfedme(local_rounds=R, inner_steps=K), data, cohort=2))
+    engine = Vectorized(problems.setup(pfedme(local_rounds=R, inner_steps=K), data, cohort=2))
     state = engine.advance(engine.start(), 3)
     w = np.asarray(state.w, np.float64)
     personal = np.asarray(Evaluator(engine).personal_models(state))
@@ -141,7 +141,7 @@ def test_the_personal_model_is_theta_and_nothing_else() -> None:
 def test_scoring_covers_clients_that_never_took_part() -> None:
     """Every client's theta starts from the current w, not from the first one."""
     data = problems.federation()
-    engine = Vectorised(problems.setup(pfedme(), data, cohort=1))
+    engine = Vectorized(problems.setup(pfedme(), data, cohort=1))
     first = engine.start()
     later = engine.advance(first, 1)
     never = [i for i in range(data.clients) if i != int(engine.setup.pick_cohort(0)[0])]
@@ -153,7 +153,7 @@ def test_scoring_covers_clients_that_never_took_part() -> None:
 def test_theta_is_kept_by_the_client() -> None:
     """The sampled clients' theta changes, the others' stays, over several rounds."""
     data = problems.federation()
-    engine = Vectorised(problems.setup(pfedme(), data, cohort=2))
+    engine = Vectorized(problems.setup(pfedme(), data, cohort=2))
     state = engine.start()
     np.testing.assert_array_equal(state.kept.memory, np.tile(state.w, (data.clients, 1)))
     for round in range(4):
@@ -199,10 +199,10 @@ def test_accuracy_nu(solver: str) -> None:
     np.testing.assert_allclose(theta, already, rtol=1e-6)
 
 
-def test_nu_per_client_under_the_vectorised_engine() -> None:
+def test_nu_per_client_under_the_vectorized_engine() -> None:
     """Clients that need different numbers of steps do not disturb each other."""
     method = pfedme(nu=1e-4, inner_steps=500)
-    parallel, plain = (E(problems.setup(method)) for E in (Vectorised, Sequential))
+    parallel, plain = (E(problems.setup(method)) for E in (Vectorized, Sequential))
     np.testing.assert_allclose(
         parallel.advance(parallel.start(), 2).w, plain.advance(plain.start(), 2).w, rtol=1e-5
     )

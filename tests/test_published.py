@@ -22,10 +22,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfed.data import fetch, formats, published
-from perfed.data.fetch import Form, PublishedFile, PublishedSet
-from perfed.data.pool import Pool
-from perfed.errors import DataError, FieldError
+from perfed.core.errors import DataError, FieldError
+from perfed.data import download as fetch
+from perfed.data import formats, published
+from perfed.data.dataset import Dataset
+from perfed.data.download import Form, PublishedFile, PublishedSet
 from real_data import REAL, needs_real_data
 
 MNIST_TRAIN = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
@@ -66,7 +67,7 @@ def labels_of(counts: tuple[int, ...]) -> np.ndarray:
 def write_mnist(
     folder: Path, train: tuple[int, ...] = MNIST_TRAIN, test: tuple[int, ...] = MNIST_TEST
 ) -> None:
-    """Images of one grey each, by label; the training images gzipped, all else not."""
+    """Images of one gray each, by label; the training images gzipped, all else not."""
     folder.mkdir(parents=True)
     for stem, counts in (("train", train), ("t10k", test)):
         labels = labels_of(counts)
@@ -796,7 +797,7 @@ def test_digits() -> None:
     assert (int(pool.x.min()), int(pool.x.max())) == (0, 16)
     assert np.bincount(pool.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert pool.labels == tuple("0123456789")
-    assert (pool.test, pool.client, pool.limits, pool.standardise) == (None, None, (0, 16), "unit")
+    assert (pool.test, pool.client, pool.limits, pool.standardize) == (None, None, (0, 16), "unit")
 
 
 def test_mnist_is_read_from_files(made_up_mnist: Path) -> None:
@@ -807,7 +808,7 @@ def test_mnist_is_read_from_files(made_up_mnist: Path) -> None:
     np.testing.assert_array_equal(pool.y[:60_000], labels_of(MNIST_TRAIN))
     np.testing.assert_array_equal(pool.y[60_000:], labels_of(MNIST_TEST))
     np.testing.assert_array_equal(pool.test, np.arange(70_000) >= 60_000)
-    assert (pool.labels, pool.limits, pool.standardise) == (tuple("0123456789"), (0, 255), "unit")
+    assert (pool.labels, pool.limits, pool.standardize) == (tuple("0123456789"), (0, 255), "unit")
 
 
 def test_some_classes_can_be_chosen(made_up_mnist: Path) -> None:
@@ -834,7 +835,7 @@ def test_some_classes_can_be_chosen(made_up_mnist: Path) -> None:
     ],
 )
 def test_a_bad_choice_of_classes_is_refused(
-    make: Callable[..., Pool], only: tuple[Any, ...], message: str
+    make: Callable[..., Dataset], only: tuple[Any, ...], message: str
 ) -> None:
     with pytest.raises(FieldError, match=f"only = .*{message}"):
         make(only=only)
@@ -1049,7 +1050,7 @@ def test_roles_of_a_play_are_clients(tmp_path: Path) -> None:
     pool = published.shakespeare(write_play(tmp_path), context=4, stride=1, min_characters=5)
     assert pool.names == ("KING LEAR", "CORDELIA")
     assert pool.labels == pool.vocabulary == tuple(sorted(set(PLAY)))
-    assert (pool.gap, pool.test, pool.limits, pool.standardise) == (4, None, None, "none")
+    assert (pool.gap, pool.test, pool.limits, pool.standardize) == (4, None, None, "none")
     assert pool.client is not None
     kinds = [array.dtype.name for array in (pool.x, pool.y, pool.client)]
     assert kinds == ["uint8", "int32", "int32"]

@@ -18,9 +18,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from perfed import Config, ConfigError, load, store
-from perfed.experiment import rundir
-from perfed.experiment.checkpoint import Checkpoints
-from perfed.experiment.recording import Recording
+from perfed.runs import run_dir
+from perfed.runs.checkpoint import Checkpoints
+from perfed.runs.recording import Recording
 from test_cli import perfed
 
 CONFIG = """
@@ -81,7 +81,7 @@ def test_everything_is_there_and_readable_in_two_lines(finished: Path) -> None:
     assert len(environment["data_sha256"]) == 64
     config = json.loads((finished / "config.json").read_text())
     assert config["method"]["inner_steps"] == 5  # defaults, too
-    read = rundir.read_run(finished)
+    read = run_dir.read_run(finished)
     assert read.rounds.tolist() == scored
     np.testing.assert_array_equal(read.scores["personalized"]["accuracy"][-1], last)
     assert read.costs["uplink_bytes"][-1] == summary["uplink_bytes"]
@@ -122,7 +122,7 @@ def same(one: Path, other: Path) -> None:
 
 def started(*arguments: Any, cache: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "perfed.cli", *map(str, arguments)],
+        [sys.executable, "-m", "perfed", *map(str, arguments)],
         env=os.environ | {"PERFED_CACHE": str(cache)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -293,10 +293,10 @@ def test_a_folder_is_that_of_a_run_when_all_is_there_to_resume_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rundir, "environment", killed)
+        patch.setattr(run_dir, "environment", killed)
         with pytest.raises(KeyboardInterrupt):
             Recording.begin(config, folder)
-    rundir.check_vacant(folder, overwrite=False)
+    run_dir.check_vacant(folder, overwrite=False)
     (folder / "federation.json").write_text("{}")  # of a federation that was there before
     Recording.begin(config, folder)
     assert Recording.take_up(folder).folder == folder
@@ -308,7 +308,7 @@ def test_a_federations_run_is_not_for_resume(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="go on with it by `perfed serve --resume`"):
         Recording.take_up(left)
     with pytest.raises(ConfigError, match=f"go on with it by `perfed serve --resume {left}`"):
-        rundir.check_vacant(left, overwrite=False)
+        run_dir.check_vacant(left, overwrite=False)
 
 
 def test_data_may_have_moved(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import reference
-from perfed import FedAvg, Federation, Local, PerFedAvg, PFedMe, Sequential, Setup, Task, Vectorised
-from perfed.evaluation import Evaluator
-from perfed.randomness import Purpose, fold
+from perfed import FedAvg, Federation, Local, PerFedAvg, PFedMe, Sequential, Setup, Task, Vectorized
+from perfed.core.random import Purpose, fold
+from perfed.evaluation.evaluator import Evaluator
 
 HIDDEN, CLASSES, INPUTS, SEED, ROUNDS, COHORT = 5, 3, 4, 7, 12, 3
 SIZES = (9, 4, 17, 6, 30)
@@ -103,7 +103,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine_type", [Vectorised, Sequential])
+@pytest.mark.parametrize("engine_type", [Vectorized, Sequential])
 @pytest.mark.parametrize(("method", "options"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_twelve_rounds(method: Any, options: dict[str, Any], engine_type: Any) -> None:
     """Global model, what clients keep, and every personal model, to 1e-10."""
@@ -135,7 +135,7 @@ def test_twelve_rounds(method: Any, options: dict[str, Any], engine_type: Any) -
         models = Evaluator(engine).personal_models(state)
         for i, client in enumerate(clients):
             own = reference.METHODS[method.name][1](
-                client, w, kept[i], ROUNDS, draws(ROUNDS, i, Purpose.PERSONALISE), method
+                client, w, kept[i], ROUNDS, draws(ROUNDS, i, Purpose.PERSONALIZE), method
             )
             mine = np.concatenate([np.ravel(leaf[i]) for leaf in models])
             np.testing.assert_allclose(mine, own, rtol=0, atol=1e-10)

@@ -16,15 +16,15 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
-from perfed.cli import app
-from perfed.errors import DataError, FieldError
-from perfed.evaluation import Summary
-from perfed.experiment.rundir import Recorded, read_run
-from perfed.experiment.statistics import over_seeds, student_t
+from perfed.cli.app import app
+from perfed.core.errors import DataError, FieldError
+from perfed.evaluation.evaluator import Summary
 from perfed.report.groups import KINDS, count_line, grouped, over_clients
 from perfed.report.headline import caption, headline
 from perfed.report.page import report_page
 from perfed.report.paper import latex_table, markdown_table, write_figures
+from perfed.runs.run_dir import RecordedRun, read_run
+from perfed.runs.statistics import over_seeds, student_t
 
 EVIL = "<script>document.title='owned'</script>"
 
@@ -42,8 +42,8 @@ def recorded(
     labels: Sequence[str] = tuple("0123456789"),
     adapt_on: str = "train",
     **settings: Any,
-) -> Recorded:
-    """A run that looks like one: scores rise, most clients gain by personalising."""
+) -> RecordedRun:
+    """A run that looks like one: scores rise, most clients gain by personalizing."""
     rng = np.random.default_rng([seed, *method.encode()])
     own = np.random.default_rng(5)
     rounds = np.linspace(0, 20 * (evaluations - 1), evaluations).astype(np.int64)
@@ -79,7 +79,7 @@ def recorded(
         "method": {"name": method, "batch": 20} | settings,
         "codec": {"name": "float32", "downlink": None},
         "network": {"name": "lognormal"} if network else None,
-        "engine": {"name": "vectorised", "devices": None, "chunk": None},
+        "engine": {"name": "vectorized", "devices": None, "chunk": None},
     }
     environment = {
         "versions": {"python": "3.11.7", "perfed": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"},
@@ -89,7 +89,7 @@ def recorded(
         "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "changed": False},
         "data_sha256": "ab" * 32,
     }
-    return Recorded(
+    return RecordedRun(
         path=Path("runs") / f"{method}-{seed}",
         config=config,
         environment=environment,
@@ -112,7 +112,7 @@ def recorded(
     )
 
 
-def methods(**settings: Any) -> list[Recorded]:
+def methods(**settings: Any) -> list[RecordedRun]:
     """Three methods, three seeds each."""
     return [
         recorded(method, seed, level=level, **settings)
@@ -230,7 +230,7 @@ def test_the_headline_is_the_last_round() -> None:
     peak[2] = 1.0
     best_before.scores["personalized"]["accuracy"] = peak
     table = headline(grouped([best_before, *runs[1:]]))
-    at = [(c.over, c.name) for c in table.columns].index(("Personalised model", "mean"))
+    at = [(c.over, c.name) for c in table.columns].index(("Personalized model", "mean"))
     of = [100 * run.scores["personalized"]["accuracy"][-1].mean() for run in runs[:3]]
     mean, half = over_seeds(np.array(of))
     assert table.rows[0][at][:2] == (f"{mean:.1f}", f"{half:.1f}")
@@ -643,24 +643,24 @@ def test_text_stands_out(opened: Opened, usual: str, scheme: str) -> None:
 def test_light_and_dark(opened: Opened, usual: str) -> None:
     page = opened(usual, color_scheme="dark")
 
-    def colours() -> Any:
+    def colors() -> Any:
         return page.evaluate(
             "[getComputedStyle(document.body).backgroundColor,"
             " getComputedStyle(document.querySelector('#curves .xtitle')).fill]"
         )
 
-    dark = colours()
+    dark = colors()
     assert page.locator("html").get_attribute("data-theme") == "dark"
     page.emulate_media(color_scheme="light")
     page.wait_for_selector("html[data-theme=light]")
-    light = colours()
+    light = colors()
     assert all(a != b for a, b in zip(light, dark, strict=True))
-    page.get_by_role("button", name="Dark colours").click()
-    assert colours() == dark
+    page.get_by_role("button", name="Dark colors").click()
+    assert colors() == dark
     page.reload()  # what was chosen is remembered
     page.wait_for_selector("html[data-drawn]", state="attached")
-    assert colours() == dark
-    assert page.get_by_role("button", name="Light colours").count() == 1
+    assert colors() == dark
+    assert page.get_by_role("button", name="Light colors").count() == 1
 
 
 @in_browser

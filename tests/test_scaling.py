@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from perfed import MLR, FedAvg, Federation, FieldError, PFedMe, Sequential, Setup, Task, simulate
-from perfed.data import Pool
+from perfed.data import Dataset
 from perfed.data.splits import IID, Natural
 
 RNG = np.random.default_rng(0)
 
 
-def clients_pool(y: Any, labels: tuple[str, ...] | None) -> Pool:
+def clients_pool(y: Any, labels: tuple[str, ...] | None) -> Dataset:
     """Three clients whose features have very different means and spreads."""
     client = np.repeat([0, 1, 2], [30, 50, 20])
     x = RNG.normal(size=(100, 4)) * [1, 10, 100, 0] + [0, 5, -50, 3] + client[:, None]
-    return Pool(x.astype(np.float32), y, labels, client=client, names=("A", "B", "C"))
+    return Dataset(x.astype(np.float32), y, labels, client=client, names=("A", "B", "C"))
 
 
 CLASSES = clients_pool((np.arange(100) % 3).astype(np.int32), ("a", "b", "c"))
@@ -28,7 +28,7 @@ CLASSES = clients_pool((np.arange(100) % 3).astype(np.int32), ("a", "b", "c"))
 @pytest.mark.parametrize("kind", ["none", "unit", "feature", "client"])
 def test_models_see_scaled_inputs(kind: Any) -> None:
     """The engine's inputs, taken one by one, against the formula; held-out data use train's."""
-    data = CLASSES.federation(Natural(), standardise=kind)
+    data = CLASSES.federation(Natural(), standardize=kind)
     world_setup = Setup(data, Task(MLR(4, 3)), FedAvg(), cohort=1)
     world = world_setup.world()
     for i in range(3):
@@ -50,7 +50,7 @@ def test_models_see_scaled_inputs(kind: Any) -> None:
                 np.testing.assert_allclose(data.scaling(raw, i), seen, rtol=1e-6)
 
 
-def test_standardised_inputs_are_held_at_ten_deviations() -> None:
+def test_standardized_inputs_are_held_at_ten_deviations() -> None:
     """A feature that hardly varies in training, and does in the held-out rows."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(400, 2)).astype(np.float32)
@@ -58,10 +58,10 @@ def test_standardised_inputs_are_held_at_ten_deviations() -> None:
     x[3, 1] = 0.01
     test = np.arange(400) >= 300
     x[300:, 1] = np.tile([9.0, -9.0], 50)
-    pool = Pool(x, (np.arange(400) % 2).astype(np.int32), ("a", "b"), test=test)
-    wild = pool.federation(IID(3), test_from="test-set", standardise="feature", clip="none")
-    held = pool.federation(IID(3), test_from="test-set", standardise="feature")
-    tight = pool.federation(IID(3), test_from="test-set", standardise="feature", clip=2.0)
+    pool = Dataset(x, (np.arange(400) % 2).astype(np.int32), ("a", "b"), test=test)
+    wild = pool.federation(IID(3), test_from="test-set", standardize="feature", clip="none")
+    held = pool.federation(IID(3), test_from="test-set", standardize="feature")
+    tight = pool.federation(IID(3), test_from="test-set", standardize="feature", clip=2.0)
     for data, most in ((wild, np.inf), (held, 10.0), (tight, 2.0)):
         setup = Setup(data, Task(MLR(2, 2)), FedAvg(), cohort=1)
         world = setup.world()
@@ -73,22 +73,22 @@ def test_standardised_inputs_are_held_at_ten_deviations() -> None:
             np.testing.assert_allclose(seen, np.clip(plain, -most, most), rtol=1e-5)
             np.testing.assert_allclose(data.scaling(raw, i), seen, rtol=1e-6)
             assert np.abs(plain).max() > 1000
-    own = pool.federation(IID(3), standardise="client").scaling
+    own = pool.federation(IID(3), standardize="client").scaling
     assert own is not None
     assert own.clip.tolist() == [10.0] * 3
-    unit = pool.federation(IID(3), standardise="unit").scaling
+    unit = pool.federation(IID(3), standardize="unit").scaling
     assert unit is not None
     assert np.isinf(unit.clip).all()
     for wrong in (0, -1.0):
         with pytest.raises(FieldError, match="clip"):
-            pool.federation(IID(3), standardise="feature", clip=wrong)
+            pool.federation(IID(3), standardize="feature", clip=wrong)
 
 
 def test_stored_small_and_scaled_as_taken() -> None:
     """Bytes stay bytes in the federation; training on them equals training on scaled floats."""
     x = RNG.integers(0, 256, (200, 2, 3, 1)).astype(np.uint8)
     y = (x[:, 0, 0, 0] > 128).astype(np.int32)
-    pool = Pool(x, y, ("low", "high"), limits=(0, 255), standardise="unit")
+    pool = Dataset(x, y, ("low", "high"), limits=(0, 255), standardize="unit")
     data = pool.federation(IID(4))
     assert data.train.x.dtype == np.uint8
     floats = replace(
@@ -107,8 +107,10 @@ def test_predictions_are_class_names() -> None:
     """`predict` takes inputs as they are in the user's files."""
     x = np.concatenate([RNG.normal(1000, 30, (60, 2)), RNG.normal(1200, 30, (60, 2))])
     y = np.repeat([0, 1], 60).astype(np.int32)
-    pool = Pool(x.astype(np.float32), y, ("no", "yes"), client=np.arange(120) % 2, names=("A", "B"))
-    data = pool.federation(Natural(), standardise="client")
+    pool = Dataset(
+        x.astype(np.float32), y, ("no", "yes"), client=np.arange(120) % 2, names=("A", "B")
+    )
+    data = pool.federation(Natural(), standardize="client")
     method = PFedMe(lam=1.0, eta=0.1, inner_lr=0.2, batch=20)
     result = simulate(data, MLR(2, 2), method, rounds=20, cohort=2)
     for kind in ("personalized", "global"):
@@ -118,18 +120,18 @@ def test_predictions_are_class_names() -> None:
         result.predict(0, np.zeros(3))
 
 
-def linear_pool() -> tuple[Pool, np.ndarray]:
+def linear_pool() -> tuple[Dataset, np.ndarray]:
     """Each client's target is linear in its inputs, with an offset of its own, and large."""
     client = np.repeat(np.arange(4), 100)
     x = RNG.normal(size=(400, 3)).astype(np.float32)
     weights = np.array([3.0, -2.0, 0.5])
     y = 1000 + 50 * (x @ weights) + 200 * client
-    return Pool(x, y.astype(np.float32), None, client=client, names=tuple("ABCD")), weights
+    return Dataset(x, y.astype(np.float32), None, client=client, names=tuple("ABCD")), weights
 
 
 def test_a_regression_learns_and_is_scored_in_its_own_unit() -> None:
     pool, _ = linear_pool()
-    data = pool.federation(Natural(), standardise_target=True)
+    data = pool.federation(Natural(), standardize_target=True)
     assert data.labels is None
     assert data.outputs == 1
     marks = data.train.y.astype(np.float64)
@@ -185,13 +187,13 @@ def test_a_model_for_classes_is_refused_for_a_regression() -> None:
         simulate(data, MLR(2, 3), FedAvg(), rounds=1, cohort=1)
 
 
-def test_targets_are_standardised_in_double_precision() -> None:
+def test_targets_are_standardized_in_double_precision() -> None:
     x = np.zeros((97, 1), np.float32)
-    same = Pool(x, np.full(97, 0.1, np.float32), None)
-    data = same.federation(IID(2), standardise_target=True)
+    same = Dataset(x, np.full(97, 0.1, np.float32), None)
+    data = same.federation(IID(2), standardize_target=True)
     assert data.target[1] == 1.0
     np.testing.assert_allclose(data.train.y, 0, atol=1e-7)
     large = np.random.default_rng(0).normal(1.7e9, 1e5, 97).astype(np.float32)
-    data = Pool(x, large, None).federation(IID(2), standardise_target=True)
+    data = Dataset(x, large, None).federation(IID(2), standardize_target=True)
     assert abs(data.train.y.mean()) < 1e-3
     assert data.train.y.std() == pytest.approx(1, abs=1e-3)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfed import DataError, Federation, FieldError, load
-from perfed.data import SPLITS, Pool
+from perfed.data import SPLITS, Dataset
 from perfed.data.splits import (
     IID,
     Dirichlet,
-    Labelled,
+    Labeled,
     Natural,
     PerFedAvg,
     PFedMe,
@@ -89,8 +89,8 @@ def test_splits_follow_their_seed() -> None:
 
 
 def test_a_smaller_concentration_is_more_uneven() -> None:
-    def classes_held(concentration: float) -> float:
-        data = load("digits", clients=10, split="dirichlet", concentration=concentration)
+    def classes_held(alpha: float) -> float:
+        data = load("digits", clients=10, split="dirichlet", alpha=alpha)
         shares = [np.bincount(data.train.client(i)[1], minlength=10) for i in range(10)]
         return float(np.mean([(s / s.sum()).max() for s in shares]))
 
@@ -123,7 +123,7 @@ def test_held_out_parts(labels: list[int], groups: int, fraction: float, seed: i
     [
         ({"clients": 0}, "clients"),
         ({"test_fraction": 1.0}, "test_fraction"),
-        ({"split": "dirichlet", "concentration": 0.0}, "concentration"),
+        ({"split": "dirichlet", "alpha": 0.0}, "alpha"),
         ({"a": 5}, "a"),
         ({"split": "niid"}, "split"),
         ({"split": "iid", "a": 2}, "a"),
@@ -131,8 +131,8 @@ def test_held_out_parts(labels: list[int], groups: int, fraction: float, seed: i
         ({"split": "pfedme", "labels_per_client": 11}, "labels_per_client"),
         ({"split": "shards", "shards": 0}, "shards"),
         ({"test_from": "train"}, "test_from"),
-        ({"standardise": "log"}, "standardise"),
-        ({"standardise_target": True}, "standardise_target"),
+        ({"standardize": "log"}, "standardize"),
+        ({"standardize_target": True}, "standardize_target"),
         ({"sede": 1}, "sede"),
         ({"seed": -1}, "seed"),
         ({"clients": 2.5}, "clients"),
@@ -174,7 +174,7 @@ def test_every_split_of_any_set(
     y = np.array(labels, np.int32)
     row = np.arange(len(y), dtype=np.int64)[:, None]
     test = np.random.default_rng(seed).random(len(y)) < 0.3 if published else None
-    pool = Pool(row, y, tuple("abcd"), test=test)
+    pool = Dataset(row, y, tuple("abcd"), test=test)
     try:
         data = pool.federation(split, test_from=test_from, test_fraction=0.4, seed=seed)
     except (DataError, FieldError) as refusal:
@@ -199,7 +199,7 @@ def test_every_split_of_any_set(
 @pytest.mark.parametrize("test_from", ["client", "test-set"])
 def test_held_out_data_have_the_clients_own_distribution(split: Split, test_from: Any) -> None:
     y = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 500)).astype(np.int32)
-    pool = Pool(np.zeros((len(y), 1)), y, tuple("abcd"))
+    pool = Dataset(np.zeros((len(y), 1)), y, tuple("abcd"))
     data = pool.federation(split, test_from=test_from)
     for train, test in zip(histograms(data), histograms(data, "test"), strict=True):
         # Each cell is rounded to whole rows.
@@ -207,12 +207,12 @@ def test_held_out_data_have_the_clients_own_distribution(split: Split, test_from
         np.testing.assert_allclose(test / test.sum(), train / train.sum(), atol=rounding)
 
 
-def sorted_rows(classes: int = 10, each: int = 200) -> Labelled:
+def sorted_rows(classes: int = 10, each: int = 200) -> Labeled:
     """Rows in the order of their labels, as many published files have them."""
-    return Labelled(np.repeat(np.arange(classes), each).astype(np.int32), classes)
+    return Labeled(np.repeat(np.arange(classes), each).astype(np.int32), classes)
 
 
-def dealt(split: Split, rows: Labelled, seed: int = 0) -> np.ndarray:
+def dealt(split: Split, rows: Labeled, seed: int = 0) -> np.ndarray:
     """How many rows of each class each client is dealt."""
     owner, names = split.deal(rows, np.random.default_rng(seed))
     return label_counts(rows.y, owner, len(names), rows.classes or 1)
@@ -247,8 +247,8 @@ def test_rows_of_a_class_are_dealt_at_random(split: Split) -> None:
 def test_quantity_skew_follows_its_concentration() -> None:
     """Sizes as uneven as Dirichlet ones; labels the same for everyone, to within chance."""
 
-    def spread(concentration: float) -> float:
-        split, rows = Quantity(20, concentration), sorted_rows(each=1000)
+    def spread(alpha: float) -> float:
+        split, rows = Quantity(20, alpha), sorted_rows(each=1000)
         sizes = [dealt(split, rows, seed).sum(axis=1) for seed in range(20)]
         return float(np.sqrt(np.var(sizes, axis=1).mean()) / 500)
 
@@ -277,7 +277,7 @@ def test_per_fedavg_pairs_all_kinds_of_classes() -> None:
 
 
 def test_natural_clients_are_chosen_at_random() -> None:
-    rows = Labelled(np.zeros(100, np.int32), 1, np.arange(100) // 5, tuple(map(str, range(20))))
+    rows = Labeled(np.zeros(100, np.int32), 1, np.arange(100) // 5, tuple(map(str, range(20))))
     chosen = {Natural(3).deal(rows, np.random.default_rng(s)).names for s in range(8)}
     assert len(chosen) > 4
 
@@ -293,7 +293,7 @@ def test_own_test_rows_are_never_trained_on() -> None:
     """Where data mark test rows themselves, any split holds out those and no others."""
     y = (np.arange(200) % 2).astype(np.int32)
     marks = np.random.default_rng(0).random(200) < 0.3
-    pool = Pool(np.arange(200)[:, None], y, ("n", "y"), test=marks, test_from="test-set")
+    pool = Dataset(np.arange(200)[:, None], y, ("n", "y"), test=marks, test_from="test-set")
     for split in (IID(4), Dirichlet(4, 5.0), Shards(4)):
         data = pool.federation(split)
         assert marks[data.test.x[:, 0]].all()
@@ -308,7 +308,7 @@ def test_small_clients_are_tested_on_what_they_train_on() -> None:
     """A hundred clients of 50 rows, and a test set of a fifth: ten rows each, of like labels."""
     rows = sorted_rows(each=600)
     test = np.arange(6000) % 6 == 0
-    pool = Pool(np.zeros((6000, 1)), rows.y, tuple("0123456789"), test=test)
+    pool = Dataset(np.zeros((6000, 1)), rows.y, tuple("0123456789"), test=test)
     data = pool.federation(IID(100), test_from="test-set")
     assert data.test.size.sum() > 0.85 * test.sum()
     assert data.test.size.min() >= 7
@@ -319,7 +319,7 @@ def test_small_clients_are_tested_on_what_they_train_on() -> None:
 
 def test_dirichlet_uses_every_row_and_leaves_nobody_out() -> None:
     y = np.repeat(np.arange(10), 600).astype(np.int32)
-    rows = Labelled(y, 10)
+    rows = Labeled(y, 10)
     for balanced in (False, True):
         split = Dirichlet(2000, 0.1, balanced)
         owner, _ = split.deal(rows, np.random.default_rng(0))
@@ -333,10 +333,10 @@ def test_dirichlet_uses_every_row_and_leaves_nobody_out() -> None:
 def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
     """Using up every class bends the mixtures, but does not wash them out."""
     y = np.repeat(np.arange(10), 1000).astype(np.int32)
-    pool = Pool(np.zeros((len(y), 1)), y, tuple("0123456789"))
+    pool = Dataset(np.zeros((len(y), 1)), y, tuple("0123456789"))
 
-    def largest(concentration: float) -> float:
-        counts = histograms(pool.federation(Dirichlet(50, concentration, balanced=True)))
+    def largest(alpha: float) -> float:
+        counts = histograms(pool.federation(Dirichlet(50, alpha, balanced=True)))
         return float((counts / counts.sum(axis=1, keepdims=True)).max(axis=1).mean())
 
     # The mean largest part of a Dirichlet(0.1 x 10) mixture is about 0.66; of one with 100, 0.13.
@@ -347,7 +347,7 @@ def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
 def test_balanced_dirichlet_bends_mixtures_as_little_as_it_must() -> None:
     """With one class ten times as common, mixtures still differ, and every class is used up."""
     y = np.repeat(np.arange(4), [4000, 400, 400, 400]).astype(np.int32)
-    counts = dealt(Dirichlet(20, 1.0, balanced=True), Labelled(y, 4))
+    counts = dealt(Dirichlet(20, 1.0, balanced=True), Labeled(y, 4))
     assert counts.sum(axis=0).tolist() == [4000, 400, 400, 400]
     assert set(counts.sum(axis=1)) == {260}
     # Without fitting, rows that do not fit are moved at random, and all mixtures become alike.
@@ -356,22 +356,24 @@ def test_balanced_dirichlet_bends_mixtures_as_little_as_it_must() -> None:
 
 
 def test_impossible_requests_are_refused_at_once() -> None:
-    pool = Pool(np.zeros((10, 1)), np.zeros(10, np.int32), ("a", "b"))
+    pool = Dataset(np.zeros((10, 1)), np.zeros(10, np.int32), ("a", "b"))
     for split in (IID(6), Dirichlet(6), Quantity(6), Shards(3, 4), PFedMe(8, 1)):
         with pytest.raises(DataError, match=r"\d+ (examples|pieces)"):
             pool.federation(split)
     with pytest.raises(DataError, match="name no clients of their own"):
         pool.federation(Natural())
-    regression = Pool(np.zeros((10, 1)), np.ones(10, np.float32), None)
+    regression = Dataset(np.zeros((10, 1)), np.ones(10, np.float32), None)
     assert regression.federation(IID(2)).labels is None
     with pytest.raises(DataError, match="goes by class, and these data are a regression"):
         regression.federation(Dirichlet(2))
 
 
-def natural_pool(**more: Any) -> Pool:
+def natural_pool(**more: Any) -> Dataset:
     client = np.array([0] * 8 + [1] * 4 + [2])
     y = np.arange(13, dtype=np.int32) % 2
-    return Pool(np.arange(13)[:, None], y, ("n", "y"), client=client, names=("A", "B", "C"), **more)
+    return Dataset(
+        np.arange(13)[:, None], y, ("n", "y"), client=client, names=("A", "B", "C"), **more
+    )
 
 
 def test_natural_clients() -> None:
@@ -400,7 +402,7 @@ def test_windows_of_a_text_share_nothing() -> None:
     client = np.repeat([0, 1], [40, 60])
     row = np.concatenate([np.arange(40), np.arange(60)])
     vocabulary = tuple("abc")
-    pool = Pool(
+    pool = Dataset(
         row[:, None], np.zeros(100, np.int32), vocabulary,
         client=client, names=("A", "B"), vocabulary=vocabulary, gap=5,
     )  # fmt: skip
@@ -412,7 +414,7 @@ def test_windows_of_a_text_share_nothing() -> None:
     with pytest.raises(DataError, match='use split = "natural"'):
         pool.federation(IID(2))
     with pytest.raises(FieldError, match="symbols of a text, which have no scale"):
-        pool.federation(Natural(), standardise="feature")
+        pool.federation(Natural(), standardize="feature")
 
 
 def test_alike_fits_and_keeps_proportions() -> None:
@@ -502,7 +504,7 @@ def test_rows_as_published_overlap_and_say_so() -> None:
         with pytest.raises(FieldError, match=field):
             load("digits", split="pfedme", **{"overlap": "as-published"} | wrong)
     for y in (np.arange(30) % 3, np.arange(40) % 10):
-        pool = Pool(np.zeros((len(y), 2)), y, tuple("abcdefghij"[: y.max() + 1]))
+        pool = Dataset(np.zeros((len(y), 2)), y, tuple("abcdefghij"[: y.max() + 1]))
         with pytest.raises(DataError, match="as-published"):
             pool.federation(PFedMe(overlap="as-published"))
 
@@ -511,7 +513,7 @@ def test_rows_as_published_overlap_and_say_so() -> None:
 def test_the_pfedme_split_of_mnist_as_published() -> None:
     """What is known of the authors' rows: sizes, overlap, and the labels that are wrong."""
     data = load(
-        "mnist", root=str(REAL), split="pfedme", overlap="as-published", standardise="whole-set"
+        "mnist", root=str(REAL), split="pfedme", overlap="as-published", standardize="whole-set"
     )
     assert (data.train.size.min(), data.train.size.max()) == (1165, 3834)
     assert data.train.size[:4].tolist() == [3834, 3740, 2916, 3189]
@@ -569,7 +571,7 @@ def test_cifar10_in_ten_thousand_parts_needs_little_memory() -> None:
     code = (
         "import sys, perfed\n"
         "data = perfed.load('cifar10', root=sys.argv[1], split='dirichlet', clients=10_000,\n"
-        "                   concentration=0.1, standardise='client')\n"
+        "                   alpha=0.1, standardize='client')\n"
         "assert data.clients == 10_000\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )

@@ -18,7 +18,7 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     for i, data in enumerate(
         (
             load("digits", clients=5, split="dirichlet"),
-            load("digits", clients=4, standardise="feature"),
+            load("digits", clients=4, standardize="feature"),
             load("synthetic", clients=6, sizes="fedprox"),
         )
     ):

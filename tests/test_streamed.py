@@ -30,21 +30,21 @@ from perfed import (
     Setup,
     Task,
     TopK,
-    Vectorised,
+    Vectorized,
     load,
     simulate,
 )
 from perfed.data import FederationWriter, FlatExamples, store
-from perfed.evaluation import Evaluator, sample_of
-from perfed.experiment import recording
-from perfed.experiment.recording import Recording
-from perfed.experiment.rundir import read_run
+from perfed.evaluation.evaluator import Evaluator, sample_of
+from perfed.runs import recording
+from perfed.runs.recording import Recording
+from perfed.runs.run_dir import read_run
 from perfed.simulation import Kept, Streamed, engine_for
-from perfed.simulation import choose as chooser
-from perfed.simulation import reader as reading
-from perfed.simulation import store as storing
-from perfed.simulation.reader import _Source
-from perfed.simulation.store import ClientStore
+from perfed.simulation import auto as chooser
+from perfed.simulation import client_store as storing
+from perfed.simulation import cohort_reader as reading
+from perfed.simulation.client_store import ClientStore
+from perfed.simulation.cohort_reader import _Source
 from test_engines import assert_close
 from test_recording import same, started
 
@@ -55,7 +55,7 @@ PFEDME = PFedMe(local_rounds=2, inner_start="kept", inner_steps=3, inner_lr=0.05
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Uneven clients, whose inputs are each scaled by their own data."""
     root = tmp_path_factory.mktemp("stored") / "digits"
-    data = load("digits", clients=12, split="dirichlet", seed=1, standardise="client")
+    data = load("digits", clients=12, split="dirichlet", seed=1, standardize="client")
     store(data, root)
     return load("stored", root=str(root))
 
@@ -80,7 +80,7 @@ def test_as_if_all_were_in_memory(
 ) -> None:
     """Model, messages, personal models and scores; any devices, chunks and parts of a run."""
     setup = make(on_disk, method, **options)
-    whole = Vectorised(setup)
+    whole = Vectorized(setup)
     expected, sent = whole.record(whole.start(), 5)
     scores = Evaluator(whole, keep_models=True)(expected)
     for engine, parts in ((Streamed(setup), (5,)), (Streamed(setup, 1, 2), (1, 3, 1))):
@@ -130,7 +130,7 @@ def test_files_that_change_under_a_run_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [FedAvg(lr=1e30, tau=5), PFedMe(lam=1.0, eta=1e30, batch=5)])
 def test_divergence_is_named_as_in_memory(on_disk: Federation, method: Any) -> None:
     said = []
-    for kind in (Vectorised, Streamed):
+    for kind in (Vectorized, Streamed):
         engine = kind(make(on_disk, method))
         with pytest.raises(DivergedError) as error:
             engine.advance(engine.start(), 20)
@@ -142,13 +142,13 @@ def test_what_does_not_fit_is_streamed(
     on_disk: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = make(on_disk, PFEDME)
-    assert isinstance(engine_for(setup), Vectorised)
+    assert isinstance(engine_for(setup), Vectorized)
     needed = chooser.resident_bytes(setup, 2)
     rows = sum(part.x.nbytes + part.y.nbytes for part in (on_disk.train, on_disk.test))
     theta = 4 * (64 * 16 + 16 + 16 * 10 + 10)
     assert needed == rows + 2 * 12 * theta  # rows once, the rest on each of two devices
     monkeypatch.setattr(chooser, "room", lambda: needed)
-    assert isinstance(engine_for(setup), Vectorised)
+    assert isinstance(engine_for(setup), Vectorized)
     monkeypatch.setattr(chooser, "room", lambda: needed - 1)
     assert isinstance(engine_for(setup), Streamed)
     told = Federation.told(["a"], [3], [1], (64,), "float32", ("0", "1"))
@@ -260,10 +260,10 @@ keep = 2
 
 def test_a_recorded_run_is_that_of_another_engine(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
-    for name in ("streamed", "vectorised"):
+    for name in ("streamed", "vectorized"):
         config = Config.load(tmp_path / "c.toml", [f"engine.name={name}", "rounds=7"])
         Recording.begin(config, tmp_path / name).run()
-    runs = [read_run(tmp_path / name) for name in ("streamed", "vectorised")]
+    runs = [read_run(tmp_path / name) for name in ("streamed", "vectorized")]
     for kind, scores in runs[0].scores.items():
         for score, values in scores.items():
             np.testing.assert_allclose(values, runs[1].scores[kind][score], rtol=1e-5)
@@ -343,7 +343,7 @@ def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
     assert sample_of(10, None) is None
     assert sample_of(10, 10) is None
     (tmp_path / "c.toml").write_text(CONFIG)
-    settings = ["rounds=2", "engine.name=vectorised"]
+    settings = ["rounds=2", "engine.name=vectorized"]
     everyone = Config.load(tmp_path / "c.toml", settings)
     some = Config.load(tmp_path / "c.toml", [*settings, "eval_clients=5"])
     of_all = Recording.begin(everyone, tmp_path / "all").run()
@@ -369,7 +369,7 @@ def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
     assert_close(own.personal_models(own.scorer.clients), models)
     assert len(own.scores["global"].loss) == 5
     with pytest.raises(FieldError, match="eval_clients = 0"):
-        Evaluator(Vectorised(of_all.setup), count=0)
+        Evaluator(Vectorized(of_all.setup), count=0)
 
 
 # Bounds.
@@ -389,7 +389,7 @@ def test_memory_grows_with_the_cohort_and_not_with_the_federation(tmp_path: Path
         "method = perfed.PFedMe(local_rounds=2, batch=4)\n"
         "engine = Streamed(perfed.Setup(data, task, method, 20))\n"
         "state = engine.advance(engine.start(), 5)\n"
-        "perfed.evaluation.Evaluator(engine, count=20)(state)\n"
+        "perfed.evaluation.evaluator.Evaluator(engine, count=20)(state)\n"
         "print(held())"
     )
     held = []

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from perfed import Config, ConfigError, load
-from perfed.experiment import rundir
-from perfed.experiment.checkpoint import Checkpoints
-from perfed.experiment.recording import Recording
-from perfed.experiment.simulate import Progress
-from perfed.experiment.sweep import Line, Sweep, _folder_name, lines, points
+from perfed.runs import run_dir
+from perfed.runs.checkpoint import Checkpoints
+from perfed.runs.recording import Recording
+from perfed.runs.sweep import Line, Sweep, _folder_name, lines, points
+from perfed.training.trainer import Progress
 from test_cli import perfed
 
 CONFIG = """
@@ -193,7 +193,7 @@ def test_an_interruption_loses_nothing_of_a_group(
 
     with monkeypatch.context() as patched:
         if moment == "finish":
-            patched.setattr(rundir, "finish", interrupting(rundir.finish, 2))
+            patched.setattr(run_dir, "finish", interrupting(run_dir.finish, 2))
         else:
             patched.setattr(Checkpoints, "write", interrupting(Checkpoints.write, 5))
         with pytest.raises(KeyboardInterrupt):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import MLP, FedAvg, LowPrecision, PerFedAvg, PFedMe, Sequential, Setup, Task, Vectorised
+from perfed import MLP, FedAvg, LowPrecision, PerFedAvg, PFedMe, Sequential, Setup, Task, Vectorized
+from perfed.core.errors import FieldError
+from perfed.core.objective import ALL
 from perfed.data import Federation
-from perfed.errors import FieldError
-from perfed.objective import ALL
 from perfed.theory import bounds
 from perfed.theory.constants import Constants, Effort, Estimate, lanczos, measure
 from perfed.theory.stationarity import decay, stationarity
@@ -56,8 +56,8 @@ def per_example(data: Federation, client: int, w: np.ndarray, kind: str) -> tupl
 @pytest.mark.parametrize(
     ("kind", "engine", "l2"),
     [
-        ("quadratic", Vectorised, 0.0),
-        ("logistic", Vectorised, 0.3),
+        ("quadratic", Vectorized, 0.0),
+        ("logistic", Vectorized, 0.3),
         slow("logistic", Sequential, 0.0),
     ],
 )
@@ -100,10 +100,10 @@ def test_constants_are_those_in_closed_form(kind: str, engine: Any, l2: float) -
 def test_rho_is_the_third_derivatives_norm() -> None:
     """Quadratics have none; a logistic loss the largest |D^3 f[u, u, u]| that a search finds."""
     data = federation(2, binary=True)
-    none = measure(Vectorised(setup(FedAvg(), federation(2))), f32(start()), FULL)
+    none = measure(Vectorized(setup(FedAvg(), federation(2))), f32(start()), FULL)
     assert none.rho.value == pytest.approx(0, abs=1e-4)
     w = start()
-    found = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
+    found = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
     rng, best = np.random.default_rng(0), 0.0
     for i in range(data.clients):
         x = data.train.client(i)[0].astype(np.float64)
@@ -124,11 +124,11 @@ def test_samples_say_how_sure_they_are() -> None:
     data = federation(5, sizes=(60, 80, 50, 90, 70, 65, 75, 85), binary=True)
     w = start()
     every = Effort(steps=4, examples=128, hessian_examples=128, hessian_clients=8, hessian_steps=4)
-    whole = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), f32(w), every)
+    whole = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), f32(w), every)
     some = Effort(steps=4, examples=20, hessian_examples=12, hessian_clients=4, hessian_steps=4)
     inside = []
     for seed in range(2):
-        engine = Vectorised(setup(FedAvg(), data, task=LOGISTIC, seed=seed))
+        engine = Vectorized(setup(FedAvg(), data, task=LOGISTIC, seed=seed))
         found = measure(engine, f32(w), some)
         for name in ("sigma_G", "sigma_H", "gamma_H"):
             one, truth = getattr(found, name), getattr(whole, name).value
@@ -158,7 +158,7 @@ def test_a_network_has_negative_curvature_and_constants_of_two_models_join() -> 
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, 3, n)) for n in (9, 30)]
     data = Federation.of(parts, parts)
-    engine = Vectorised(Setup(data, Task(MLP(5, 3, (6,))), PerFedAvg(), 2, 0))
+    engine = Vectorized(Setup(data, Task(MLP(5, 3, (6,))), PerFedAvg(), 2, 0))
     first = measure(engine, effort=FULL)
     later = measure(engine, jax.tree.map(lambda leaf: 3 * leaf, engine.start().w), FULL)
     assert first.mu.value < 0 < first.rho.value < float("inf")
@@ -191,7 +191,7 @@ def test_distances_bound_diversity(seed: int) -> None:
     from perfed.theory.distances import example_distances, feature_distances
 
     data, w = discrete(seed), start(seed)
-    found = measure(Vectorised(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
+    found = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
     variation = example_distances(data)
     pairs = [per_example(data, i, w, "logistic") for i in range(data.clients)]
     g, h = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -355,19 +355,19 @@ def test_lemmas_in_numbers() -> None:
 def controlled(noise: float = 1.0) -> tuple[Federation, np.ndarray, np.ndarray]:
     """Ten quadratics 1/2 |w - y|^2 in 8 dimensions as regressions on unit vectors: L = mu = 1/8."""
     rng = np.random.default_rng(0)
-    parts, centres = [], []
+    parts, centers = [], []
     for _ in range(10):
-        centre = rng.normal(size=8)
+        center = rng.normal(size=8)
         x = np.tile(np.eye(8), (8, 1)).astype(np.float32)
-        y = (x @ centre + noise * rng.normal(size=len(x))).astype(np.float32)
-        centres.append(y.reshape(8, 8).mean(axis=0))
+        y = (x @ center + noise * rng.normal(size=len(x))).astype(np.float32)
+        centers.append(y.reshape(8, 8).mean(axis=0))
         parts.append((x, y))
-    return Federation.of(parts, parts), np.array(centres), np.mean(centres, axis=0)
+    return Federation.of(parts, parts), np.array(centers), np.mean(centers, axis=0)
 
 
 @pytest.mark.slow
 def test_fedpaq_stays_below_its_theorem_1() -> None:
-    """E|x_k - x*|^2 over seeds, with the theorem's own step sizes and a real quantiser."""
+    """E|x_k - x*|^2 over seeds, with the theorem's own step sizes and a real quantizer."""
     data, _, optimum = controlled()
     task = Task(replace(QUADRATIC.model, dimension=8), loss=QUADRATIC.loss)  # type: ignore[type-var]
     L = mu = 1 / 8
@@ -376,7 +376,7 @@ def test_fedpaq_stays_below_its_theorem_1() -> None:
     assert q is not None
     method = FedAvg(lr=4 / mu, tau=tau, batch=m, diminishing=True)
     setups = [Setup(data, task, method, 10, seed, codec=LowPrecision(s)) for seed in range(10)]
-    engine = Vectorised(setups[0])
+    engine = Vectorized(setups[0])
     found = measure(engine, jnp.asarray(optimum, jnp.float32), Effort(steps=8, examples=64))
     assert found.L.value == pytest.approx(L, rel=1e-3)
     assert found.mu.value == pytest.approx(mu, rel=1e-3)
@@ -409,7 +409,7 @@ def test_stationarity_is_the_problems_own_gradient() -> None:
         (PFedMe(lam=lam, inner_lr=0.05), envelope),
         (FedAvg(), plain),
     ):
-        found = stationarity(Vectorised(setup(method, data)), f32(w))
+        found = stationarity(Vectorized(setup(method, data)), f32(w))
         mean = np.mean(gradients, axis=0)
         assert found.squared == pytest.approx(mean @ mean, rel=1e-3)
         spread = np.mean([np.sum((g - mean) ** 2) for g in gradients])
@@ -420,7 +420,7 @@ def test_decay_is_measured_at_the_sent_iterate() -> None:
     """Remark 4.7: with the iterate sent, the gradient there; it falls along a run."""
     data = federation(3)
     method = PerFedAvg(variant="exact", alpha=0.1, beta=0.05, tau=5, batch="full")
-    engine = Vectorised(setup(replace(method, send_iterate=True), data))
+    engine = Vectorized(setup(replace(method, send_iterate=True), data))
     found = decay(engine, 40, every=10)
     np.testing.assert_array_equal(found.round, [10, 20, 30, 40])
     assert found.squared[-1] < 0.2 * found.squared[0]

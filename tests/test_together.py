@@ -24,12 +24,12 @@ from perfed import (
     Setup,
     Task,
     TopK,
-    Vectorised,
+    Vectorized,
     load,
 )
-from perfed.evaluation import Evaluator
-from perfed.experiment.simulate import Result, run, run_together
-from perfed.simulation import vectorised
+from perfed.evaluation.evaluator import Evaluator
+from perfed.simulation import vectorized
+from perfed.training.trainer import Result, run, run_together
 
 MODEL = MLR(inputs=64, classes=10)
 
@@ -73,10 +73,10 @@ def test_as_each_alone(digits: Federation, pair: tuple[Method, Method]) -> None:
         Setup(digits, Task(MODEL), pair[0], 5, seed=7),
     ]
     assert all(setups[0].alike(setup) for setup in setups)
-    together = run_together([Vectorised(setup) for setup in setups], 4, eval_every=2)
+    together = run_together([Vectorized(setup) for setup in setups], 4, eval_every=2)
     for setup, mine in zip(setups, together, strict=True):
         assert isinstance(mine, Result)
-        alone = run(Vectorised(setup), 4, eval_every=2)
+        alone = run(Vectorized(setup), 4, eval_every=2)
         close(mine.state, alone.state)
         np.testing.assert_array_equal(mine.traffic.cohort, alone.traffic.cohort)
         assert [e.round for e in mine.history] == [0, 2, 4]
@@ -93,11 +93,11 @@ def test_messages_are_each_runs_own(digits: Federation, codec: object) -> None:
         Setup(digits, Task(MODEL), FedAvg(lr=0.1, tau=2), 5, seed, "size", codec=codec)  # type: ignore[arg-type]
         for seed in (3, 4)
     ]
-    engine = Vectorised(setups[0])
-    states = [Vectorised(setup).start() for setup in setups]
+    engine = Vectorized(setups[0])
+    states = [Vectorized(setup).start() for setup in setups]
     for setup, outcome in zip(setups, engine.record_all(setups, states, 3), strict=True):
         assert not isinstance(outcome, DivergedError)
-        state, traffic = Vectorised(setup).record(Vectorised(setup).start(), 3)
+        state, traffic = Vectorized(setup).record(Vectorized(setup).start(), 3)
         close(outcome[0], state)
         np.testing.assert_array_equal(outcome[1].uplink, traffic.uplink)
 
@@ -106,25 +106,25 @@ def test_messages_are_each_runs_own(digits: Federation, codec: object) -> None:
 def test_one_that_diverges_stops_nobody(
     digits: Federation, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectorised, "_SMALL", small)
+    monkeypatch.setattr(vectorized, "_SMALL", small)
     setups = [
         Setup(digits, Task(MODEL), FedAvg(lr=lr, tau=3), 5, seed=1) for lr in (0.1, 1e38, 0.2)
     ]
     heard: list[int] = []
     outcomes = run_together(
-        [Vectorised(setup) for setup in setups], 6, on_courses=lambda courses: heard.extend(courses)
+        [Vectorized(setup) for setup in setups], 6, on_courses=lambda courses: heard.extend(courses)
     )
     assert isinstance(outcomes[1], DivergedError)
     with pytest.raises(DivergedError) as alone:
-        run(Vectorised(setups[1]), 6)
+        run(Vectorized(setups[1]), 6)
     assert str(outcomes[1]) == str(alone.value)
     for i in (0, 2):
         mine = outcomes[i]
         assert isinstance(mine, Result)
-        close(mine.state, Vectorised(setups[i]).advance(Vectorised(setups[i]).start(), 6))
+        close(mine.state, Vectorized(setups[i]).advance(Vectorized(setups[i]).start(), 6))
         assert mine.traffic.uplink.shape == (6, 5)
         assert heard.count(i) > heard.count(1)
-    all_lost = run_together([Vectorised(setups[1]), Vectorised(replace(setups[1], seed=2))], 6)
+    all_lost = run_together([Vectorized(setups[1]), Vectorized(replace(setups[1], seed=2))], 6)
     assert all(isinstance(outcome, DivergedError) for outcome in all_lost)
 
 
@@ -132,7 +132,7 @@ def test_the_plain_engine_does_the_same(digits: Federation) -> None:
     method = PFedMe(lam=5.0, eta=0.1, inner_lr=0.05, local_rounds=2)
     setups = [Setup(digits, Task(MODEL), method, 3, seed) for seed in (0, 1)]
     results: list[Sequence[Result | DivergedError]] = [
-        run_together([engine(setup) for setup in setups], 2) for engine in (Sequential, Vectorised)
+        run_together([engine(setup) for setup in setups], 2) for engine in (Sequential, Vectorized)
     ]
     for plain, fast in zip(*results, strict=True):
         assert isinstance(plain, Result)
@@ -165,16 +165,16 @@ def test_what_is_not_alike(digits: Federation, other: dict[str, object]) -> None
 def test_one_program_for_all_seeds(digits: Federation) -> None:
     """In turns or alone, another seed or rate is not compiled again."""
     setup = Setup(digits, Task(MODEL), FedAvg(lr=0.1, tau=2), 5)
-    engine = Vectorised(setup)
+    engine = Vectorized(setup)
     engine.advance(engine.start(), 1)
     compiled = engine._block._cache_size()
     other = replace(setup, seed=5, method=FedAvg(lr=0.7, tau=2))
-    engine.record_all([other], [Vectorised(other).start()], 2)
+    engine.record_all([other], [Vectorized(other).start()], 2)
     assert engine._block._cache_size() == compiled == 1
 
 
 def test_models_that_were_scored_are_kept_on_request(digits: Federation, tmp_path: Path) -> None:
-    engine = Vectorised(Setup(digits, Task(MODEL), PerFedAvg("fo", alpha=0.1, beta=0.1, tau=2), 5))
+    engine = Vectorized(Setup(digits, Task(MODEL), PerFedAvg("fo", alpha=0.1, beta=0.1, tau=2), 5))
     result = run(engine, 3, eval_every=1, keep_models=True)
     assert [e.models is None for e in result.history] == [True, True, True, False]
     close(result.history[-1].models, Evaluator(engine).personal_models(result.state))
@@ -186,7 +186,7 @@ def test_one_that_cannot_be_scored_at_first_is_left_out(digits: Federation) -> N
     setups = [
         Setup(digits, Task(MODEL), FedAvg(lr=0.5, tau=10, alpha=alpha), 12) for alpha in (1e37, 0.1)
     ]
-    lost, good = run_together([Vectorised(setup) for setup in setups], 6, eval_every=2)
+    lost, good = run_together([Vectorized(setup) for setup in setups], 6, eval_every=2)
     assert isinstance(lost, DivergedError)
     assert isinstance(good, Result)
     assert [e.round for e in good.history] == [0, 2, 4, 6]
@@ -195,7 +195,7 @@ def test_one_that_cannot_be_scored_at_first_is_left_out(digits: Federation) -> N
 def test_time_is_shared(digits: Federation) -> None:
     setups = [Setup(digits, Task(MODEL), FedAvg(tau=2), 5, seed) for seed in range(4)]
     begun = time.perf_counter()
-    results = run_together([Vectorised(setup) for setup in setups], 4, spent={"data": 8.0})
+    results = run_together([Vectorized(setup) for setup in setups], 4, spent={"data": 8.0})
     lasted = time.perf_counter() - begun
     assert all(isinstance(result, Result) for result in results)
     good = [result for result in results if isinstance(result, Result)]
@@ -207,25 +207,25 @@ def test_time_is_shared(digits: Federation) -> None:
 def test_runs_that_cannot_go_together_are_refused(digits: Federation) -> None:
     setup = Setup(digits, Task(MODEL), FedAvg(tau=2), 5)
     with pytest.raises(FieldError, match="differ in nothing but numbers"):
-        run_together([Vectorised(setup), Vectorised(replace(setup, cohort=4))], 2)
-    courses = [run(Vectorised(setup), rounds).course for rounds in (1, 2)]
+        run_together([Vectorized(setup), Vectorized(replace(setup, cohort=4))], 2)
+    courses = [run(Vectorized(setup), rounds).course for rounds in (1, 2)]
     with pytest.raises(FieldError, match="must all stand at one round"):
-        run_together([Vectorised(setup)] * 2, 4, courses=courses)
+        run_together([Vectorized(setup)] * 2, 4, courses=courses)
 
 
 def test_no_more_clients_at_once_than_asked(digits: Federation) -> None:
     """Of all runs together; memory is bounded by it."""
     setup = Setup(digits, Task(MODEL), FedAvg(tau=2), 12)
-    engine = Vectorised(setup, devices=1, chunk=4)
+    engine = Vectorized(setup, devices=1, chunk=4)
     assert engine._layout.of(12, 1) == (4, 12)
     assert engine._layout.of(12, 2) == (2, 12)
     assert engine._room(engine.start()) == 4
     several = [replace(setup, seed=seed) for seed in range(6)]
-    starts = [Vectorised(setup, devices=1).start() for setup in several]
+    starts = [Vectorized(setup, devices=1).start() for setup in several]
     outcomes = engine.record_all(several, starts, 2)
     for own, outcome in zip(several, outcomes, strict=True):
         assert not isinstance(outcome, DivergedError)
-        close(outcome[0], Vectorised(own).advance(Vectorised(own).start(), 2))
+        close(outcome[0], Vectorized(own).advance(Vectorized(own).start(), 2))
 
 
 def test_the_plain_engine_compiles_once(digits: Federation) -> None:
@@ -241,5 +241,5 @@ def test_a_run_that_diverges_tells_no_course(digits: Federation) -> None:
     setup = Setup(digits, Task(MODEL), FedAvg(lr=1e38, tau=3, alpha=0.1), 5)
     heard: list[int] = []
     with pytest.raises(DivergedError):
-        run(Vectorised(setup), 3, on_course=lambda course: heard.append(course.round))
+        run(Vectorized(setup), 3, on_course=lambda course: heard.append(course.round))
     assert heard == [0]

@@ -328,7 +328,7 @@ def compete(peers: list[Peer], rounds: int | None, repeats: int) -> Table:
                     except PeerError as reason:
                         failed[peer.name] = str(reason)
                 failed |= race(perfed, workers, repeats)
-            # Perfed's own time is the one among quiet neighbours; ratios are those of each race.
+            # Perfed's own time is the one among quiet neighbors; ratios are those of each race.
             rows = rows or [(perfed, spread(perfed.times), "1")]
             for worker in workers:
                 if worker.peer.name not in failed:

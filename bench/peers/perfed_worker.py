@@ -6,19 +6,19 @@ import jax
 import numpy as np
 
 from bench.peers import common
-from perfed import MLP, FedAvg, Federation, Setup, Task, Vectorised
+from perfed import MLP, FedAvg, Federation, Setup, Task, Vectorized
 from perfed.data import FlatExamples
 
 
 def build(x: common.Floats, y: common.Labels) -> common.Contestant:
-    """The vectorised engine; N rounds are one call, as in a run."""
+    """The vectorized engine; N rounds are one call, as in a run."""
     sizes = [common.SIZE] * common.CLIENTS
     train = FlatExamples.joined(x.reshape(-1, common.SIZES[0]), y.reshape(-1), sizes)
     # Nothing is evaluated: what is held out is never looked at.
     data = Federation.made(train, train, classes=common.SIZES[-1])
     method = FedAvg(lr=common.RATE, tau=common.TAU, batch=common.BATCH)
     model = MLP(common.SIZES[0], common.SIZES[-1], common.SIZES[1:-1], "elu")
-    engine = Vectorised(Setup(data, Task(model), method, common.COHORT))
+    engine = Vectorized(Setup(data, Task(model), method, common.COHORT))
     state = engine.start()
     leaves, tree = jax.tree.flatten(state.w)
     order = [by_shape(leaf.shape) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""PyTorch vectorised over clients with `torch.func`: a round is 10 steps of all 10 clients at once.
+"""PyTorch vectorized over clients with `torch.func`: a round is 10 steps of all 10 clients at once.
 
 Stacked parameters, one vmapped gradient a step, batches drawn for all clients together. BENCH_MODE
 says what `torch.compile` gets: nothing, a "step", or all ten of a "round".

@@ -1,10 +1,15 @@
-"""perfed: personalised federated learning, exactly as published."""
+"""perfed: personalized federated learning, exactly as published."""
 
 from perfed.simulation.devices import prepare as _prepare
 
 _prepare()  # before anything below can start JAX
 
-from perfed.codecs import (  # noqa: E402
+from perfed.core.errors import CodecError, ConfigError, DataError, DivergedError, FieldError  # noqa: E402
+from perfed.core.objective import Objective, Task  # noqa: E402
+from perfed.data import Federation, FederationWriter, load, store, synthetic  # noqa: E402
+from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe  # noqa: E402
+from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax  # noqa: E402
+from perfed.pipeline.codecs import (  # noqa: E402
     BFloat16,
     Codec,
     Float16,
@@ -14,14 +19,9 @@ from perfed.codecs import (  # noqa: E402
     Sign,
     TopK,
 )
-from perfed.data import Federation, FederationWriter, load, store, synthetic  # noqa: E402
-from perfed.errors import CodecError, ConfigError, DataError, DivergedError, FieldError  # noqa: E402
-from perfed.experiment import Config, Result, run, simulate  # noqa: E402
-from perfed.experiment.recipes import fedpaq, qsgd  # noqa: E402
-from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe  # noqa: E402
-from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax  # noqa: E402
-from perfed.objective import Objective, Task  # noqa: E402
-from perfed.simulation import Network, Sequential, Setup, Streamed, Vectorised  # noqa: E402
+from perfed.runs import Config, Result, run, simulate  # noqa: E402
+from perfed.runs.presets import fedpaq, qsgd  # noqa: E402
+from perfed.simulation import Network, Sequential, Setup, Streamed, Vectorized  # noqa: E402
 
 __all__ = [
     "CNN",
@@ -56,7 +56,7 @@ __all__ = [
     "Streamed",
     "Task",
     "TopK",
-    "Vectorised",
+    "Vectorized",
     "fedpaq",
     "from_equinox",
     "from_flax",

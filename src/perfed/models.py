@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from perfed.errors import require, require_choice
-from perfed.objective import Model, Params
+from perfed.core.errors import require, require_choice
+from perfed.core.objective import Model, Params
 
 Activation = Literal["elu", "relu", "tanh", "gelu"]
 
@@ -205,8 +205,8 @@ def from_flax(module: Any, example: Shaped[Array, "b ..."]) -> Model:
         if extra:
             raise ValueError(
                 f"{type(module).__name__} keeps state outside its parameters ({', '.join(extra)}), "
-                "as batch normalisation does; clients exchange parameters only. Use layer or group "
-                "normalisation instead"
+                "as batch normalization does; clients exchange parameters only. Use layer or group "
+                "normalization instead"
             )
         return variables["params"]
 
@@ -245,7 +245,7 @@ def _layer(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:
 
 
 def _linear(layer: Any, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-    # Weights are kept as (outputs, inputs): vectorised over clients, the gradient of a narrow layer
+    # Weights are kept as (outputs, inputs): vectorized over clients, the gradient of a narrow layer
     # is then a product whose inner axis is long, which the CPU does nearly twice as fast.
     outputs: Array = x @ layer["w"].T + layer["b"]
     return outputs
@@ -263,10 +263,10 @@ def _flat(x: Shaped[Array, "b ..."]) -> Shaped[Array, "b features"]:
 
 
 def _patches(x: Float[Array, "b height width depth"]) -> Float[Array, "b height width 9*depth"]:
-    """Each pixel's 3x3 neighbourhood, zero outside.
+    """Each pixel's 3x3 neighborhood, zero outside.
 
     A convolution is then a matrix product, which stays one when clients with their own kernels are
-    vectorised; a grouped convolution, its alternative, is far slower on the CPU.
+    vectorized; a grouped convolution, its alternative, is far slower on the CPU.
     """
     height, width = x.shape[1:3]
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))

@@ -1,8 +1,8 @@
 """Data of all clients: sources, splits over clients, and the federation they make."""
 
-from perfed.data.catalogue import SOURCES, data_settings, load, prepare
+from perfed.data.catalog import SOURCES, data_settings, load, prepare
+from perfed.data.dataset import Dataset
 from perfed.data.federation import Federation, FlatExamples
-from perfed.data.pool import Pool
 from perfed.data.scaling import Scaling
 from perfed.data.splits import SPLITS
 from perfed.data.stored import FederationWriter, store
@@ -11,10 +11,10 @@ from perfed.data.synthetic import synthetic
 __all__ = [
     "SOURCES",
     "SPLITS",
+    "Dataset",
     "Federation",
     "FederationWriter",
     "FlatExamples",
-    "Pool",
     "Scaling",
     "data_settings",
     "load",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from perfed.errors import DataError
+from perfed.core.errors import DataError
 
 CLIENTS, CLASSES = 20, 10
 

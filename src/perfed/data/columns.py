@@ -21,7 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from jaxtyping import Float32, Int
 
-from perfed.errors import DataError
+from perfed.core.errors import DataError
 
 NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 # A whole number as one writes it. Leading zeros make it a code, such as 007, and codes are text.

@@ -103,7 +103,7 @@ def remarks(facts: Description) -> list[str]:
         low, high = facts.scales
         found.append(
             f"inputs have very different scales (spreads from {low:.3g} to {high:.3g}), which "
-            'makes gradient steps slow or unstable; try standardise = "feature"'
+            'makes gradient steps slow or unstable; try standardize = "feature"'
         )
     tiny = int(np.sum(facts.test < 5))
     if tiny:

@@ -8,9 +8,9 @@ from typing import Any, Self, final
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from perfed.core.errors import DataError, require_count
 from perfed.data.scaling import Scaling
 from perfed.data.splits import held_out
-from perfed.errors import DataError, require_count
 
 # What holds the rows: a NumPy array here, a device array inside an engine.
 AnyArray = Any

@@ -21,7 +21,7 @@ from typing import IO, Any, cast, final
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from perfed.errors import DataError
+from perfed.core.errors import DataError
 
 # The most bytes that one array may take; all the published ones are far smaller.
 LARGEST = 2**31

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
 
-from perfed.data import fetch, formats
-from perfed.data.fetch import Form, PublishedFile, PublishedSet
-from perfed.data.pool import Pool
-from perfed.errors import DataError, FieldError, require, require_count
+from perfed.core.errors import DataError, FieldError, require, require_count
+from perfed.data import download as fetch
+from perfed.data import formats
+from perfed.data.dataset import Dataset
+from perfed.data.download import Form, PublishedFile, PublishedSet
 
 _DIGITS = tuple("0123456789")
 _CLOTHES = (
@@ -191,16 +192,16 @@ def available(source: str) -> str | None:
     return fetch.available(NEEDS[source]) if source in NEEDS else None
 
 
-def digits() -> Pool:
+def digits() -> Dataset:
     """1,797 handwritten digits of 8x8 pixels, which ship with the package."""
     with as_file(files("perfed.data").joinpath("digits.npz")) as path:
         arrays = formats.read_npz(path, ("images", "labels"))
     x = arrays["images"].astype(np.uint8)[..., None]
     y = arrays["labels"].astype(np.int32)
-    return Pool(x, y, _DIGITS, limits=(0, 16), standardise="unit")
+    return Dataset(x, y, _DIGITS, limits=(0, 16), standardize="unit")
 
 
-def mnist(root: str | None = None, only: tuple[int, ...] | None = None) -> Pool:
+def mnist(root: str | None = None, only: tuple[int, ...] | None = None) -> Dataset:
     """MNIST: 70,000 handwritten digits of 28x28 pixels, 10,000 of them for testing.
 
     Args:
@@ -212,7 +213,7 @@ def mnist(root: str | None = None, only: tuple[int, ...] | None = None) -> Pool:
     return _images(x, y, _MNIST_COUNTS, _DIGITS, only)
 
 
-def fashion_mnist(root: str | None = None, only: tuple[int, ...] | None = None) -> Pool:
+def fashion_mnist(root: str | None = None, only: tuple[int, ...] | None = None) -> Dataset:
     """Fashion-MNIST: 70,000 pictures of clothes of 28x28 pixels, 10,000 of them for testing.
 
     Args:
@@ -224,8 +225,8 @@ def fashion_mnist(root: str | None = None, only: tuple[int, ...] | None = None) 
     return _images(x, y, _FASHION_COUNTS, _CLOTHES, only)
 
 
-def cifar10(root: str | None = None, only: tuple[int, ...] | None = None) -> Pool:
-    """CIFAR-10: 60,000 colour photographs of 32x32 pixels, 10,000 of them for testing.
+def cifar10(root: str | None = None, only: tuple[int, ...] | None = None) -> Dataset:
+    """CIFAR-10: 60,000 color photographs of 32x32 pixels, 10,000 of them for testing.
 
     Args:
         root: a folder that holds the files: the Python or the binary version, unpacked or as
@@ -242,7 +243,7 @@ def cifar10(root: str | None = None, only: tuple[int, ...] | None = None) -> Poo
     return _images(x, y, _CIFAR_COUNTS, _THINGS, only)
 
 
-def mnist_writers(root: str | None = None) -> Pool:
+def mnist_writers(root: str | None = None) -> Dataset:
     """MNIST by the people who wrote it: 836 natural clients, 8 to 131 digits each.
 
     Args:
@@ -254,20 +255,20 @@ def mnist_writers(root: str | None = None) -> Pool:
     ids, client = np.unique(writer, return_inverse=True)
     names = tuple(f"writer {number:04d}" for number in ids.tolist())
     # The test set was written by other people than the training set, so it tests nobody here.
-    return Pool(
+    return Dataset(
         x,
         y,
         _DIGITS,
         client=client.astype(np.int32),
         names=names,
         limits=(0, 255),
-        standardise="unit",
+        standardize="unit",
     )
 
 
 def shakespeare(
     root: str | None = None, context: int = 80, stride: int = 1, min_characters: int = 1000
-) -> Pool:
+) -> Dataset:
     """Plays of Shakespeare: the next character of a speech, one natural client per speaking role.
 
     Args:
@@ -303,7 +304,7 @@ def shakespeare(
     for said, end, size in zip(kept.values(), ends, sizes, strict=True):
         windows = sliding_window_view(_positions(said, vocabulary), context + 1)[::stride]
         x[end - size : end], y[end - size : end] = windows[:, :context], windows[:, context]
-    return Pool(
+    return Dataset(
         x,
         y,
         vocabulary,
@@ -336,7 +337,7 @@ def _images(
     counts: tuple[tuple[int, ...], tuple[int, ...]],
     labels: tuple[str, ...],
     only: tuple[int, ...] | None,
-) -> Pool:
+) -> Dataset:
     """Images whose last rows are for testing, of some classes or of all."""
     test = np.zeros(len(y), bool)
     test[_halves(counts)[1]] = True
@@ -347,7 +348,7 @@ def _images(
         kept = y >= 0
         x, y, test = x[kept], y[kept], test[kept]
         labels = tuple(labels[c] for c in only)
-    return Pool(x, y, labels, test=test, limits=(0, 255), standardise="unit")
+    return Dataset(x, y, labels, test=test, limits=(0, 255), standardize="unit")
 
 
 def _require_counts(

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, TypeAlias, final
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-Standardise = Literal["none", "unit", "feature", "client", "whole-set"]
+Standardize = Literal["none", "unit", "feature", "client", "whole-set"]
 
 # What its arrays are called in files.
 SCALING = ("shift", "scale", "clip")
@@ -39,7 +39,7 @@ class Scaling:
     @classmethod
     def fitted(
         cls,
-        kind: Standardise,
+        kind: Standardize,
         x: Shaped[np.ndarray, "examples ..."],
         size: Int[np.ndarray, " clients"],
         limits: tuple[float, float] | None = None,

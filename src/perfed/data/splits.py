@@ -10,8 +10,8 @@ from typing import ClassVar, Literal, NamedTuple, final
 import numpy as np
 from jaxtyping import Int
 
+from perfed.core.errors import DataError, require, require_choice, require_count
 from perfed.data.as_published import CLASSES, CLIENTS, Part, pfedme_parts
-from perfed.errors import DataError, require, require_choice, require_count
 
 Owners = Int[np.ndarray, " examples"]
 Counts = Int[np.ndarray, "clients classes"]
@@ -21,7 +21,7 @@ Rng = np.random.Generator
 LEAST = 2
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """What a split sees of the rows.
 
     Attributes:
@@ -42,7 +42,7 @@ class Labelled(NamedTuple):
         return np.bincount(self.y, minlength=self.classes or 1)
 
 
-class Dealt(NamedTuple):
+class Assignment(NamedTuple):
     """The client of each row, -1 for rows that nobody gets, and the clients' names."""
 
     owner: Owners
@@ -57,7 +57,7 @@ class Split(ABC):
     test_set: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = True
 
-    def deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def deal(self, rows: Labeled, rng: Rng) -> Assignment:
         """The client of each row."""
         if self.needs_classes and rows.classes is None:
             raise DataError(
@@ -66,7 +66,7 @@ class Split(ABC):
             )
         return self._deal(rows, rng)
 
-    def parts(self, rows: Labelled) -> tuple[list[Part], list[Part]] | None:
+    def parts(self, rows: Labeled) -> tuple[list[Part], list[Part]] | None:
         """Each client's rows to train on and to be scored on, where clients share rows; or None."""
         return None
 
@@ -76,7 +76,7 @@ class Split(ABC):
         return next(name for name, split in SPLITS.items() if split is type(self))
 
     @abstractmethod
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt: ...
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment: ...
 
 
 @final
@@ -107,7 +107,7 @@ class PerFedAvg(Split):
         good = self.a is None or (self.a >= 2 and self.a % 2 == 0)
         require(good, "a", self.a, "must be an even number, at least 2")
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         quarters = self._quarters(rows.classes or 0)
         have, asked = rows.have, quarters.sum(axis=0)
         # A class is asked for asked/4 * a examples, and a/2 must be whole.
@@ -174,7 +174,7 @@ class PFedMe(Split):
             two = self.labels_per_client == 2
             require(two, "labels_per_client", self.labels_per_client, only.format(2))
 
-    def parts(self, rows: Labelled) -> tuple[list[Part], list[Part]] | None:
+    def parts(self, rows: Labeled) -> tuple[list[Part], list[Part]] | None:
         """Each client's rows to train on and to be scored on, where clients share them."""
         if self.overlap == "none":
             return None
@@ -185,7 +185,7 @@ class PFedMe(Split):
             )
         return pfedme_parts(rows.y)
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         classes = rows.classes or 0
         allowed = f"must be at most the number of classes, {classes}"
         require(
@@ -235,7 +235,7 @@ class IID(Split):
         if self.examples is not None:
             require_count("examples", self.examples)
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         n = len(rows.y) if self.examples is None else self.examples
         allowed = f"there are only {len(rows.y)} to deal out"
         require(n <= len(rows.y), "examples", n, allowed)
@@ -248,26 +248,26 @@ class IID(Split):
 @final
 @dataclass(frozen=True)
 class Quantity(Split):
-    """Quantity skew: the same distribution for everyone, in Dirichlet(concentration) amounts.
+    """Quantity skew: the same distribution for everyone, in Dirichlet(alpha) amounts.
 
     Args:
         clients: how many clients.
-        concentration: small is uneven, large is alike.
+        alpha: small is uneven, large is alike.
     """
 
     clients: int = 20
-    concentration: float = 0.5
+    alpha: float = 0.5
 
     needs_classes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_count("clients", self.clients)
-        _require_concentration(self.concentration)
+        _require_alpha(self.alpha)
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         n = len(rows.y)
         _require_enough(n, self.clients)
-        sizes = _parts(rng.dirichlet(np.full(self.clients, self.concentration)), n)
+        sizes = _parts(rng.dirichlet(np.full(self.clients, self.alpha)), n)
         owner = rng.permutation(np.repeat(np.arange(self.clients), sizes))
         return _numbered(_with_least(owner, self.clients, rng), self.clients)
 
@@ -277,34 +277,34 @@ class Quantity(Split):
 class Dirichlet(Split):
     """Label skew: client mixtures of classes are drawn from a Dirichlet distribution.
 
-    Every row is used. Unless `balanced`, each class is shared out in Dirichlet(concentration)
+    Every row is used. Unless `balanced`, each class is shared out in Dirichlet(alpha)
     proportions, so sizes differ too; a client left with fewer than two rows gets some from those
     that have most. If `balanced`, clients are of equal size, and each has a Dirichlet mixture,
     bent as little as possible (iterative proportional fitting) to use up every class.
 
     Args:
         clients: how many clients.
-        concentration: small is uneven, large is alike.
+        alpha: small is uneven, large is alike.
         balanced: all clients of one size.
     """
 
     clients: int = 20
-    concentration: float = 0.3
+    alpha: float = 0.3
     balanced: bool = False
 
     def __post_init__(self) -> None:
         require_count("clients", self.clients)
-        _require_concentration(self.concentration)
+        _require_alpha(self.alpha)
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         n, have = len(rows.y), rows.have
         _require_enough(n, self.clients)
         if not self.balanced:
-            shares = rng.dirichlet(np.full(self.clients, self.concentration), size=len(have)).T
+            shares = rng.dirichlet(np.full(self.clients, self.alpha), size=len(have)).T
             owner = by_counts(rows.y, _parts(shares, have), rng)
             return _numbered(_with_least(owner, self.clients, rng), self.clients)
         target = np.diff(np.arange(self.clients + 1) * n // self.clients)
-        mixtures = rng.dirichlet(np.full(len(have), self.concentration), size=self.clients)
+        mixtures = rng.dirichlet(np.full(len(have), self.alpha), size=self.clients)
         # A mixture may leave a class out, but someone must take it, unless it has no rows at all.
         wanted = (mixtures + 1e-9) * target[:, None] * (have > 0)
         for _ in range(100):
@@ -333,7 +333,7 @@ class Shards(Split):
         require_count("clients", self.clients)
         require_count("shards", self.shards)
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         n, pieces = len(rows.y), self.clients * self.shards
         if n < max(pieces, LEAST * self.clients):
             raise DataError(
@@ -367,7 +367,7 @@ class Natural(Split):
             require_count("clients", self.clients)
         require_count("min_examples", self.min_examples)
 
-    def _deal(self, rows: Labelled, rng: Rng) -> Dealt:
+    def _deal(self, rows: Labeled, rng: Rng) -> Assignment:
         if rows.client is None or rows.names is None:
             others = ", ".join(f'"{name}"' for name in SPLITS if name != self.name)
             raise DataError(
@@ -384,7 +384,7 @@ class Natural(Split):
             kept = np.sort(rng.permutation(kept)[: self.clients])
         number = np.full(len(rows.names), -1)
         number[kept] = np.arange(len(kept))
-        return Dealt(number[rows.client], tuple(rows.names[i] for i in kept))
+        return Assignment(number[rows.client], tuple(rows.names[i] for i in kept))
 
 
 SPLITS: dict[str, type[Split]] = {
@@ -469,8 +469,8 @@ def held_out_counts(sizes: Int[np.ndarray, " groups"], fraction: float) -> np.nd
     return np.asarray(np.clip(wanted, 1, np.maximum(sizes - 1, 1)))
 
 
-def _numbered(owner: Owners, clients: int) -> Dealt:
-    return Dealt(owner, tuple(str(i) for i in range(clients)))
+def _numbered(owner: Owners, clients: int) -> Assignment:
+    return Assignment(owner, tuple(str(i) for i in range(clients)))
 
 
 def _parts(shares: np.ndarray, whole: np.ndarray | int) -> np.ndarray:
@@ -521,6 +521,6 @@ def _require_enough(n: int, clients: int) -> None:
         )
 
 
-def _require_concentration(concentration: float) -> None:
-    good = 0 < concentration <= 1e100
-    require(good, "concentration", concentration, "must be greater than 0, and at most 1e100")
+def _require_alpha(alpha: float) -> None:
+    good = 0 < alpha <= 1e100
+    require(good, "alpha", alpha, "must be greater than 0, and at most 1e100")

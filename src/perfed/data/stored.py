@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, Final, Self, final
 
 import numpy as np
 
+from perfed.core.errors import DataError, require
 from perfed.data.federation import Federation, FlatExamples, joined_checksum
 from perfed.data.scaling import SCALING, Scaling
-from perfed.errors import DataError, require
 
 FORMAT: Final = "perfed-federation-1"
 FACTS: Final = "federation.json"
@@ -94,7 +94,7 @@ class FederationWriter:
         who = f"client {len(self._names) if name is None else name}"
         rows: dict[str, np.ndarray] = {}
         for part, (x, y), what in (("train", train, "train on"), ("test", test, "be scored on")):
-            x, y = np.asarray(x), self._labelled(np.asarray(y), who)
+            x, y = np.asarray(x), self._labeled(np.asarray(y), who)
             if len(x) != len(y):
                 raise DataError(f"{who} has {len(x)} inputs but {len(y)} labels")
             if len(x) == 0:
@@ -117,7 +117,7 @@ class FederationWriter:
             column.append(rows[array])
         self._names.append(name)
 
-    def _labelled(self, y: np.ndarray, who: str) -> np.ndarray:
+    def _labeled(self, y: np.ndarray, who: str) -> np.ndarray:
         labels = self._facts["labels"]
         if y.ndim != 1:
             raise DataError(f"{who}: labels are of shape {y.shape}; give one an example")

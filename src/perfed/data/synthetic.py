@@ -4,9 +4,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from perfed.core.errors import require, require_choice, require_count
 from perfed.data.federation import Federation, FlatExamples
 from perfed.data.splits import held_out
-from perfed.errors import require, require_choice, require_count
 
 SizeLaw = Literal["pfedme", "fedprox"]
 
@@ -52,12 +52,12 @@ def synthetic(
     size = (rng.lognormal(4, 2, clients).astype(int) + 50) * (5 if sizes == "pfedme" else 1)
     model_means = rng.normal(0, alpha, clients)
     input_means = rng.normal(0, beta, clients)
-    centres = [rng.normal(mean, 1, features) for mean in input_means]
+    centers = [rng.normal(mean, 1, features) for mean in input_means]
     covariance = np.diag(np.arange(1, features + 1) ** -1.2)
     xs, ys = [], []
-    for n, mean, centre in zip(size, model_means, centres, strict=True):
+    for n, mean, center in zip(size, model_means, centers, strict=True):
         weights, bias = rng.normal(mean, 1, (features, classes)), rng.normal(mean, 1, classes)
-        x = rng.multivariate_normal(centre, covariance, n)
+        x = rng.multivariate_normal(center, covariance, n)
         xs.append(x.astype(np.float32))
         ys.append(np.argmax(x @ weights + bias, axis=1).astype(np.int32))
     x, y = np.concatenate(xs), np.concatenate(ys)

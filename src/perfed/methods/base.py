@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from perfed.errors import require, require_count
-from perfed.objective import Batch, BatchSize, Objective, Params
+from perfed.core.errors import require, require_count
+from perfed.core.objective import Batch, BatchSize, Objective, Params
 
 Memory: TypeAlias = Any  # a pytree of arrays, or None
 
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 class Method(ABC):
-    """A frozen dataclass of hyper-parameters with the four functions of a federated method."""
+    """A frozen dataclass of hyperparameters with the four functions of a federated method."""
 
     name: ClassVar[str]
     # The settings that are only ever reckoned with, never branched on: runs that differ in nothing
@@ -58,7 +58,7 @@ class Method(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise `FieldError` if a hyper-parameter makes no sense."""
+        """Raise `FieldError` if a hyperparameter makes no sense."""
 
     @abstractmethod
     def first_memory(self, w: Params) -> Memory:
@@ -79,7 +79,7 @@ class Method(ABC):
         """The server's next model, from the mean over the cohort of (local model - w)."""
 
     @abstractmethod
-    def personalise(
+    def personalize(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """The client's own model, from the server's model w and its own data."""

@@ -5,8 +5,8 @@ from typing import ClassVar, final
 
 from jaxtyping import Array, PRNGKeyArray
 
+from perfed.core.objective import BatchSize, Objective, Params
 from perfed.methods.base import Memory, Method, Reply, Turn, changed, examples, sgd
-from perfed.objective import BatchSize, Objective, Params
 
 
 @final
@@ -20,7 +20,7 @@ class FedAvg(Method):
         batch: examples a step.
         diminishing: in round k (from 0) the rate is lr / (k tau + 1): FedPAQ's Theorem 1 with
             lr = 4 / mu.
-        alpha: the step size of the update that makes the personalised model; None: that of the
+        alpha: the step size of the update that makes the personalized model; None: that of the
             local steps, in the round that comes next where they diminish.
         adapt_steps: how many such steps.
         adapt_batch: examples an adaptation step.
@@ -61,7 +61,7 @@ class FedAvg(Method):
         """The average of the local models."""
         return changed(w, mean_change)
 
-    def personalise(
+    def personalize(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """FedAvg + update: gradient steps on own data, started from w."""

@@ -5,8 +5,8 @@ from typing import ClassVar, final
 
 from jaxtyping import PRNGKeyArray
 
+from perfed.core.objective import BatchSize, Objective, Params
 from perfed.methods.base import Memory, Method, Reply, Turn, examples, sgd
-from perfed.objective import BatchSize, Objective, Params
 
 
 @final
@@ -53,10 +53,10 @@ class Local(Method):
         return self.tau * examples(self.batch, size)
 
     def merge(self, w: Params, mean_change: Params) -> Params:
-        """Nothing is learnt together."""
+        """Nothing is learned together."""
         return w
 
-    def personalise(
+    def personalize(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """The client's own model."""

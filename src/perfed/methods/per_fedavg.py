@@ -1,6 +1,6 @@
 """Per-FedAvg (Fallah, Mokhtari, Ozdaglar, NeurIPS 2020): a start that suits all after one step.
 
-It minimises F(w) = (1/n) sum_i f_i(w - alpha grad f_i(w)), problem (3), by local SGD on
+It minimizes F(w) = (1/n) sum_i f_i(w - alpha grad f_i(w)), problem (3), by local SGD on
 F_i(w) = f_i(w - alpha grad f_i(w)) and averaging (Algorithm 1).
 """
 
@@ -10,7 +10,9 @@ from typing import ClassVar, Literal, final, get_args
 import jax
 from jaxtyping import PRNGKeyArray
 
-from perfed.errors import require, require_choice
+from perfed.core.errors import require, require_choice
+from perfed.core.objective import Batch, BatchSize, Objective, Params
+from perfed.core.random import uniform_below
 from perfed.methods.base import (
     Memory,
     Method,
@@ -22,8 +24,6 @@ from perfed.methods.base import (
     sgd,
     take_steps,
 )
-from perfed.objective import Batch, BatchSize, Objective, Params
-from perfed.randomness import uniform_below
 
 Variant = Literal["exact", "fo", "hf"]
 
@@ -46,8 +46,8 @@ class PerFedAvg(Method):
         batch_hessian: the size D'' of the batch the Hessian uses; None: `batch`.
         delta: the width of the differences of `hf`, in units of the vector the Hessian multiplies
             (fixed, as published: near a stationary point float32 rounding takes over).
-        adapt_steps: adaptation steps, in training and in the personalised model.
-        adapt_batch: examples a step of the personalised model; "full" is problem (3) itself.
+        adapt_steps: adaptation steps, in training and in the personalized model.
+        adapt_batch: examples a step of the personalized model; "full" is problem (3) itself.
         send_iterate: also average the cohort's iterates at a random t_k (Remark 4.7).
     """
 
@@ -131,7 +131,7 @@ class PerFedAvg(Method):
         """The average of the local models."""
         return changed(w, mean_change)
 
-    def personalise(
+    def personalize(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """The adapted model w - alpha grad f_i(w), one step or a few."""

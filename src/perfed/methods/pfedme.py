@@ -1,6 +1,6 @@
 """pFedMe (Dinh, Tran, Nguyen, NeurIPS 2020): personal models tied to the global one.
 
-It minimises F(w) = (1/N) sum_i F_i(w), where F_i(w) = min_theta f_i(theta) + (lam/2) |theta - w|^2
+It minimizes F(w) = (1/N) sum_i F_i(w), where F_i(w) = min_theta f_i(theta) + (lam/2) |theta - w|^2
 is the Moreau envelope of f_i, by local gradient steps on F_i and a server that mixes (Algorithm 1).
 
 Three vectors, never to be confused: the global w, the client's local w_i, its personal theta_i.
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from perfed.errors import require_choice
+from perfed.core.errors import require_choice
+from perfed.core.objective import Batch, BatchSize, Objective, Params, squared_norm
 from perfed.methods.base import Memory, Method, Reply, Turn, change, descend, examples
-from perfed.objective import Batch, BatchSize, Objective, Params, squared_norm
 
 Solver = Literal["gd", "nesterov"]
 InnerStart = Literal["received", "local", "kept"]
@@ -97,14 +97,14 @@ class PFedMe(Method):
         """Line 10: (1 - beta) w + beta mean(w_i)."""
         return descend(w, -self.beta, mean_change)
 
-    def personalise(
+    def personalize(
         self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
     ) -> Params:
         """The theta_i at the end of the R local rounds started from w."""
         return self.local(objective, w, memory, turn, key).memory
 
     def prox(self, objective: Objective, w_i: Params, start: Params, d: Batch) -> Params:
-        """Line 7: approximately minimise h(theta) = f_i(theta; D) + (lam/2) |theta - w_i|^2."""
+        """Line 7: approximately minimize h(theta) = f_i(theta; D) + (lam/2) |theta - w_i|^2."""
 
         def grad_h(theta: Params) -> Params:
             g = objective.grad(theta, d)

@@ -13,10 +13,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, final, get_args
 
-from perfed.errors import ConfigError, require_choice
-from perfed.evaluation import AdaptOn, ModelKind
-from perfed.experiment.config import Config, overridden
-from perfed.experiment.entries import Entry
+from perfed.core.errors import ConfigError, require_choice
+from perfed.evaluation.evaluator import AdaptOn, ModelKind
+from perfed.runs.batch import Entry
+from perfed.runs.config import Config, overridden
 
 Take = Literal["last", "best"]
 X = Literal["round", "simulated_seconds", "uplink_bytes"]

@@ -9,19 +9,19 @@ from typing import Any, Literal, NamedTuple, final, get_args
 import numpy as np
 from jaxtyping import Float
 
+from perfed.core.errors import ConfigError, DivergedError
 from perfed.data import Federation
-from perfed.errors import ConfigError, DivergedError
-from perfed.evaluation import ERRORS, Evaluator
-from perfed.experiment.adapt import load_model
-from perfed.experiment.config import Config
-from perfed.experiment.entries import Data, Entry, data_of, record_entries
-from perfed.experiment.files import read_json, write_whole
-from perfed.experiment.recording import recorded_config
-from perfed.experiment.rundir import MODEL, SUMMARY
-from perfed.experiment.simulate import Progress
-from perfed.experiment.statistics import Spread, over_seeds
-from perfed.experiment.summary import summary_bytes
+from perfed.evaluation.evaluator import ERRORS, Evaluator
 from perfed.papers.reproduction import Claim, Column, Printed, Protocol, Reproduction, Row
+from perfed.runs.adapt import load_model
+from perfed.runs.batch import Data, Entry, data_of, record_entries
+from perfed.runs.config import Config
+from perfed.runs.files import read_json, write_whole
+from perfed.runs.recording import recorded_config
+from perfed.runs.run_dir import MODEL, SUMMARY
+from perfed.runs.statistics import Spread, over_seeds
+from perfed.runs.summary import summary_bytes
+from perfed.training.trainer import Progress
 
 _CHOICE = "reproduction.json"
 

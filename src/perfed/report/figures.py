@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from perfed.core.errors import DataError
 from perfed.data.describe import Description
-from perfed.errors import DataError
-from perfed.evaluation import ModelKind
+from perfed.evaluation.evaluator import ModelKind
 
-# Dots can be told apart up to here; beyond, a client is one thin column of colour.
+# Dots can be told apart up to here; beyond, a client is one thin column of color.
 _DOTS = 60
 
 
@@ -22,7 +22,7 @@ def label_picture(facts: Description, path: Path) -> None:
     """Which client holds how many training examples of which label.
 
     Up to 60 clients: a dot for each client and label, its area the number of examples. More: the
-    part of each client's examples with each label, as colour, clients of like labels side by side.
+    part of each client's examples with each label, as color, clients of like labels side by side.
     """
     labels, names = facts.labels or (), facts.names
     width = float(np.clip(2.5 + 0.16 * len(names), 6, 11))
@@ -85,7 +85,7 @@ def distance_picture(
     told: str,
     path: Path,
 ) -> None:
-    """Distances between clients, as colour; those of one group side by side, groups marked off."""
+    """Distances between clients, as color; those of one group side by side, groups marked off."""
     order = np.argsort(group, kind="stable")
     figure = Figure(figsize=(6, 5.2), layout="constrained")
     FigureCanvasAgg(figure)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, final, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfed.errors import DataError
-from perfed.evaluation import ERRORS, ModelKind
-from perfed.experiment.rundir import Recorded
-from perfed.experiment.statistics import Spread, over_seeds
+from perfed.core.errors import DataError
+from perfed.evaluation.evaluator import ERRORS, ModelKind
+from perfed.runs.run_dir import RecordedRun
+from perfed.runs.statistics import Spread, over_seeds
 
 KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
-KIND_NAMES: dict[str, str] = {"global": "Global", "personalized": "Personalised"}
+KIND_NAMES: dict[str, str] = {"global": "Global", "personalized": "Personalized"}
 SCORE_NAMES = {
     "accuracy": "Accuracy", "r2": "R²", "rmse": "RMSE", "loss": "Loss",
     "train_accuracy": "Training accuracy", "train_r2": "Training R²",
@@ -45,7 +45,7 @@ _NOTHING = 1e-6
 
 
 class Gain(NamedTuple):
-    """What personalising brings every client: more is better, whatever the score.
+    """What personalizing brings every client: more is better, whatever the score.
 
     Attributes:
         clients: each client's gain; NaN where its score is not defined.
@@ -73,10 +73,10 @@ class Group:
     """
 
     label: str
-    runs: tuple[Recorded, ...]
+    runs: tuple[RecordedRun, ...]
 
     @property
-    def first(self) -> Recorded:
+    def first(self) -> RecordedRun:
         """The run with the least seed: names, sizes and settings are those of all."""
         return self.runs[0]
 
@@ -98,7 +98,7 @@ class Group:
             common &= set(run.rounds.tolist())
         return np.array(sorted(common), dtype=np.int64)
 
-    def _at(self, run: Recorded) -> Int[np.ndarray, " evaluations"]:
+    def _at(self, run: RecordedRun) -> Int[np.ndarray, " evaluations"]:
         return np.searchsorted(run.rounds, self.rounds)
 
     def curve(self, kind: str, score: str, statistic: str) -> Spread:
@@ -136,7 +136,7 @@ class Group:
         return over_seeds(np.stack([run.scores[kind][score][-1] for run in self.runs])).mean
 
     def gain(self) -> Gain:
-        """What personalising brings every client in the headline score."""
+        """What personalizing brings every client in the headline score."""
         score = self.scores[0]
         sign = -1.0 if score in ERRORS else 1.0
         gain = sign * (self.clients("personalized", score) - self.clients("global", score))
@@ -156,7 +156,7 @@ class Group:
         return {p: float(np.mean([run.timing.get(p, 0.0) for run in self.runs])) for p in parts}
 
 
-def grouped(runs: Sequence[Recorded]) -> tuple[Group, ...]:
+def grouped(runs: Sequence[RecordedRun]) -> tuple[Group, ...]:
     """Runs that differ only in their seed together, in the order they were given.
 
     Raises:
@@ -165,7 +165,7 @@ def grouped(runs: Sequence[Recorded]) -> tuple[Group, ...]:
     """
     if not runs:
         raise DataError("a report needs at least one run directory")
-    together: dict[str, list[Recorded]] = {}
+    together: dict[str, list[RecordedRun]] = {}
     for run in runs:
         settings = {k: v for k, v in run.config.items() if k != "seed"}
         together.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
@@ -185,9 +185,9 @@ def grouped(runs: Sequence[Recorded]) -> tuple[Group, ...]:
     return tuple(Group(label, tuple(m)) for label, m in zip(labels, sets, strict=True))
 
 
-def _check(members: Sequence[Recorded]) -> None:
+def _check(members: Sequence[RecordedRun]) -> None:
     """Runs of one group are of the same clients and length, each with its own seed."""
-    seen: dict[int, Recorded] = {}
+    seen: dict[int, RecordedRun] = {}
     first = members[0]
     for run in members:
         seed = int(run.config["seed"])

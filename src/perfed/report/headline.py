@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from perfed.evaluation import ERRORS
-from perfed.experiment.statistics import Spread
+from perfed.evaluation.evaluator import ERRORS
 from perfed.report.groups import (
     AXIS_NAMES,
     KIND_NAMES,
@@ -17,6 +16,7 @@ from perfed.report.groups import (
     statistics,
     unit,
 )
+from perfed.runs.statistics import Spread
 
 NOTHING = "\N{EN DASH}"
 
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column: the heading it shares with its neighbours ("": none), and its own."""
+    """A column: the heading it shares with its neighbors ("": none), and its own."""
 
     over: str
     name: str
@@ -106,7 +106,7 @@ def caption(groups: Sequence[Group], score: str | None = None) -> str:
 
 def adaptation(groups: Sequence[Group]) -> str:
     """Which models were scored, and what personal ones were made from."""
-    model = "Global: the server's model as it is. Personalised: each client's own model, made from "
+    model = "Global: the server's model as it is. Personalized: each client's own model, made from "
     own = "its training data"
     scored = "the very data it is scored on (adapt_on = test)"
     on_test = [g.label for g in groups if g.first.config.get("adapt_on", "train") == "test"]

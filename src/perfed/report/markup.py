@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfed.report.page_data import clipped
+from perfed.report.chart_data import clipped
 
 
 def chart(at: str, label: str, told: str, data: Mapping[str, str] | None = None) -> str:

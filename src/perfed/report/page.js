@@ -4,7 +4,7 @@
   const root = document.documentElement;
   const $ = (id) => document.getElementById(id);
   const KINDS = ["global", "personalized"];
-  const KIND_NAMES = { global: "global", personalized: "personalised" };
+  const KIND_NAMES = { global: "global", personalized: "personalized" };
   const STATISTICS = {
     mean: "mean over clients", weighted: "mean by held-out examples", worst: "worst client",
     p10: "10th percentile of clients", p90: "90th percentile of clients",
@@ -17,7 +17,7 @@
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;")
     .replace(/>/g, "&gt;").replace(/\$/g, "&#36;").replace(/\s+/g, " ");
   const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const colour = (i) => style(`--c${i % 7}`);
+  const color = (i) => style(`--c${i % 7}`);
   const faint = (hex, part) => hex + Math.round(255 * part).toString(16).padStart(2, "0");
   const number = (v) => v === null ? "not defined" : String(Number(v.toPrecision(4)));
   const score = (key) => data.scores.find((s) => s.key === key);
@@ -82,7 +82,7 @@
           const back = [...at].reverse();
           traces.push({
             type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0 },
-            fill: "toself", fillcolor: faint(colour(i), 0.16),
+            fill: "toself", fillcolor: faint(color(i), 0.16),
             x: [...at, ...back].map((k) => x[k]),
             y: [...at.map((k) => bounded(mean[k] + half[k])), ...back.map((k) => bounded(mean[k] - half[k]))],
           });
@@ -90,8 +90,8 @@
         const interval = (k) => half && half[k] !== null ? ` ± ${number(half[k])}` : "";
         traces.push({
           type: "scatter", mode: x.length > 60 ? "lines" : "lines+markers", x, y: mean,
-          line: { color: colour(i), width: 2.25, dash: kinds.length > 1 && kind === "global" ? "dash" : "solid" },
-          marker: { color: colour(i), size: 6, symbol: SYMBOLS[i % SYMBOLS.length] },
+          line: { color: color(i), width: 2.25, dash: kinds.length > 1 && kind === "global" ? "dash" : "solid" },
+          marker: { color: color(i), size: 6, symbol: SYMBOLS[i % SYMBOLS.length] },
           text: mean.map((v, k) => `<b>${plain(name)}</b><br>${plain(against.name)}: ${number(x[k])}` +
             `<br>${plain(score(key).name)}: ${number(v)}${interval(k)}`),
           hovertemplate: "%{text}<extra></extra>",
@@ -99,7 +99,7 @@
         ends.push(`${name} ends at ${number(mean[mean.length - 1])}${interval(mean.length - 1)}`);
       }
     });
-    const label = `Line chart: ${score(key).name} of the ${shown === "both" ? "global and personalised" : KIND_NAMES[shown]}` +
+    const label = `Line chart: ${score(key).name} of the ${shown === "both" ? "global and personalized" : KIND_NAMES[shown]}` +
       ` models, ${STATISTICS[statistic]}, against ${against.name}. ${ends.join("; ")}.`;
     return draw("curves", traces, $("curves").clientWidth < 600 ? 330 : 460,
       axis(against.name, { rangemode: "tozero" }), axis(score(key).name), label);
@@ -118,7 +118,7 @@
     const key = value("box-score"), traces = [], said = [];
     const shown = data.groups.map((g, i) => ({ ...g, i })).filter((g) => !hidden.has(g.i));
     shown.forEach((group, row) => KINDS.forEach((kind, k) => {
-      const box = group.boxes[key][kind], at = row + (k ? 0.21 : -0.21), c = colour(group.i);
+      const box = group.boxes[key][kind], at = row + (k ? 0.21 : -0.21), c = color(group.i);
       if (!box) return;
       const [low, q1, median, q3, high] = box.percentiles;
       traces.push({
@@ -155,7 +155,7 @@
     return draw("gain", [trace], $("gain").clientWidth < 600 ? 300 : 380,
       axis("Clients, by gain", { zeroline: false, showgrid: false }),
       axis(`Gain${unit ? " (points)" : ""}`, { zerolinewidth: 1.5, zerolinecolor: style("--soft") }),
-      `Bar chart: personalised minus global, client by client, of ${group.name}. ` +
+      `Bar chart: personalized minus global, client by client, of ${group.name}. ` +
         $("gain").dataset[`line${value("gain-group") ?? 0}`]);
   }
 
@@ -208,7 +208,7 @@
     const traces = parts.map((part, p) => ({
       type: "bar", orientation: "h", y: data.groups.map((_, k) => k),
       x: data.groups.map((g) => g.timing[part] ?? 0), width: 0.55,
-      marker: { color: colour(p), line: { color: style("--panel"), width: 1 } },
+      marker: { color: color(p), line: { color: style("--panel"), width: 1 } },
       text: data.groups.map((g) => `<b>${plain(g.name)}</b><br>${plain(part)}: ${number(g.timing[part] ?? 0)} s`),
       hovertemplate: "%{text}<extra></extra>", textposition: "none",
     }));
@@ -249,7 +249,7 @@
   const remembered = () => { try { return localStorage.getItem("perfed-theme"); } catch { return null; } };
   function theme(name) {
     root.dataset.theme = name;
-    $("theme").textContent = name === "dark" ? "Light colours" : "Dark colours";
+    $("theme").textContent = name === "dark" ? "Light colors" : "Dark colors";
     return drawAll();
   }
   $("theme").addEventListener("click", () => {

@@ -10,12 +10,12 @@ from importlib.resources import files
 import numpy as np
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from perfed.experiment.rundir import Recorded
 from perfed.report import markup, sections
+from perfed.report.chart_data import chart_data
 from perfed.report.groups import Group, grouped, score_word
 from perfed.report.headline import adaptation, shown
 from perfed.report.markup import escaped
-from perfed.report.page_data import chart_data
+from perfed.runs.run_dir import RecordedRun
 
 _THEME = """
 (() => {
@@ -29,7 +29,7 @@ _THEME = """
 """
 
 
-def report_page(runs: Sequence[Recorded], title: str) -> str:
+def report_page(runs: Sequence[RecordedRun], title: str) -> str:
     """The whole page, with its scripts and styles in it.
 
     Args:
@@ -80,7 +80,7 @@ def report_page(runs: Sequence[Recorded], title: str) -> str:
 <a class="skip" href="#main">Skip to the results</a>
 <header class="top"><div class="wrap">
 <div class="title"><h1>{escaped(title)}</h1>
-<button type="button" id="theme">Dark colours</button></div>
+<button type="button" id="theme">Dark colors</button></div>
 {_facts(groups)}
 <p class="lead">{escaped(lead(groups))}</p>
 {_notices(groups)}
@@ -119,7 +119,7 @@ def lead(groups: Sequence[Group]) -> str:
     common = float(groups[best].last("global", score, "mean").mean)
     text = (
         f"{groups[best].label}, mean {name} {told}{over} with "
-        f"personalised models, {shown(common, score)} with the global one."
+        f"personalized models, {shown(common, score)} with the global one."
     )
     if len(groups) == 1:
         return f"After the last round: {text}"

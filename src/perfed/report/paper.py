@@ -14,8 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.typing import RcKeyType
 
-from perfed.errors import require_choice
-from perfed.experiment.rundir import Recorded
+from perfed.core.errors import require_choice
 from perfed.report.groups import (
     KIND_NAMES,
     KINDS,
@@ -27,8 +26,9 @@ from perfed.report.groups import (
     score_word,
 )
 from perfed.report.headline import Cell, Headline, caption, headline
+from perfed.runs.run_dir import RecordedRun
 
-# Told apart by colour-blind eyes; markers say the same without colour.
+# Told apart by color-blind eyes; markers say the same without color.
 COLOURS = ("#0072b2", "#c84a00", "#007a5a", "#a0327f", "#806400", "#5a4fcf", "#5a6270")
 MARKERS = "osD^Pv*"
 _FORMATS = ("png", "svg", "pdf")
@@ -51,12 +51,12 @@ DATELESS: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationD
 
 
 def write_figures(
-    runs: Sequence[Recorded], folder: Path, formats: Sequence[str] = ("png", "svg")
+    runs: Sequence[RecordedRun], folder: Path, formats: Sequence[str] = ("png", "svg")
 ) -> tuple[Path, ...]:
     """Draw curves, clients and gains into a folder.
 
     `curve-SCORE-AXIS` (scores against rounds, bytes and times, with 95 % intervals over seeds),
-    `clients` (box plots) and `gain` (personalised minus global). Each is 6.9 inches wide, and 3.3,
+    `clients` (box plots) and `gain` (personalized minus global). Each is 6.9 inches wide, and 3.3,
     a paper's column, with `-column` after its name.
 
     Args:
@@ -95,7 +95,7 @@ def write_figures(
     return tuple(written)
 
 
-def markdown_table(runs: Sequence[Recorded]) -> str:
+def markdown_table(runs: Sequence[RecordedRun]) -> str:
     """The headline table as Markdown, its caption below."""
     groups = grouped(runs)
     table = headline(groups)
@@ -110,7 +110,7 @@ def markdown_table(runs: Sequence[Recorded]) -> str:
     return "\n".join(lines) + f"\n\n{_markdown(caption(groups))}\n"
 
 
-def latex_table(runs: Sequence[Recorded]) -> str:
+def latex_table(runs: Sequence[RecordedRun]) -> str:
     """The headline table as LaTeX; it needs the package booktabs."""
     groups = grouped(runs)
     table = headline(groups)
@@ -237,7 +237,7 @@ def _clients(groups: Sequence[Group], column: bool) -> Figure:
             values = values[np.isfinite(values)]
             if not len(values):
                 continue
-            colour = _look(i)["color"]
+            color = _look(i)["color"]
             panel.boxplot(
                 [values],
                 positions=[i + (0.2 if k else -0.2)],
@@ -246,18 +246,18 @@ def _clients(groups: Sequence[Group], column: bool) -> Figure:
                 whis=(10, 90),
                 patch_artist=True,
                 manage_ticks=False,
-                boxprops={"facecolor": f"{colour}59" if k else "white", "edgecolor": colour},
-                medianprops={"color": colour},
-                whiskerprops={"color": colour},
-                capprops={"color": colour},
-                flierprops={"marker": ".", "markersize": 2, "markeredgecolor": colour},
+                boxprops={"facecolor": f"{color}59" if k else "white", "edgecolor": color},
+                medianprops={"color": color},
+                whiskerprops={"color": color},
+                capprops={"color": color},
+                flierprops={"marker": ".", "markersize": 2, "markeredgecolor": color},
             )
     panel.set_yticks(range(len(groups)), [g.label for g in groups], parse_math=False)
     panel.set_ylim(len(groups) - 0.5, -0.5)
     panel.grid(axis="y", visible=False)
-    panel.set_xlabel(f"{score_name(score)} of clients; white: global, filled: personalised")
+    panel.set_xlabel(f"{score_name(score)} of clients; white: global, filled: personalized")
     if column:
-        panel.set_xlabel(f"{score_name(score)}\nwhite: global, filled: personalised")
+        panel.set_xlabel(f"{score_name(score)}\nwhite: global, filled: personalized")
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from perfed.evaluation import ERRORS
+from perfed.evaluation.evaluator import ERRORS
 from perfed.papers.reproduction import Column, Printed, Protocol, Row
 from perfed.papers.results import Cell, Curve, Results, scale_of
 from perfed.report.groups import AXIS_NAMES, score_name, unit
@@ -229,7 +229,7 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
 
 
 def _style(column: Column, columns: Sequence[Column]) -> dict[str, object]:
-    """A colour a method; dashes tell apart its codecs, or its global model from personal ones."""
+    """A color a method; dashes tell apart its codecs, or its global model from personal ones."""
     families = list(dict.fromkeys(c.method.partition(", ")[0] for c in columns))
     family = column.method.partition(", ")[0]
     kin = [(c.method, c.kind) for c in columns if c.method.partition(", ")[0] == family]
@@ -252,8 +252,8 @@ def _bars(results: Results) -> Figure:
         cells = [results.cell(row, column, what.protocols[0]) for row in what.rows]
         at = np.arange(len(cells)) + (j - (len(columns) - 1) / 2) * width
         half = [0.0 if np.isnan(cell.half) else cell.half for cell in cells]
-        colour = COLOURS[j % len(COLOURS)]
-        axes.bar(at, [c.mean for c in cells], width * 0.92, yerr=half, color=colour,
+        color = COLOURS[j % len(COLOURS)]
+        axes.bar(at, [c.mean for c in cells], width * 0.92, yerr=half, color=color,
                  label=column.name, error_kw={"linewidth": 0.8})  # fmt: skip
         printed = [np.nan if c.printed is None else c.printed.value for c in cells]
         axes.plot(at, printed, linestyle="", marker=MARKERS[2], markersize=4, color="black",

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfed.experiment.rundir import Recorded
 from perfed.report import markup
+from perfed.report.chart_data import BARS, BUBBLES, COLUMNS, DOTS, POINTS, ROWS, clipped, evenly
 from perfed.report.groups import (
     KIND_NAMES,
     KINDS,
@@ -22,8 +22,8 @@ from perfed.report.groups import (
 )
 from perfed.report.headline import NOTHING, Cell, Headline, caption, headline, shown
 from perfed.report.markup import escaped
-from perfed.report.page_data import BARS, BUBBLES, COLUMNS, DOTS, POINTS, ROWS, clipped, evenly
-from perfed.report.theory_words import bound_line, number, verdict
+from perfed.report.theory_text import bound_line, number, verdict
+from perfed.runs.run_dir import RecordedRun
 
 # Rows of a table behind a chart; more are thinned or left out, and the caption says so.
 _ROWS = 25
@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f'<section id="{self.at}" aria-labelledby="{self.at}-name">\n'
+            f'<section id="{self.at}" aria-labeledby="{self.at}-name">\n'
             f'<h2 id="{self.at}-name">{self.name}</h2>\n{self.body}\n</section>'
         )
 
@@ -110,7 +110,7 @@ def _cell(cell: Cell, starts: bool) -> str:
 def curve_section(groups: Sequence[Group]) -> Section:
     """Scores as training goes on."""
     scores = {score: score_name(score) for score in groups[0].scores}
-    kinds = {"personalized": "Personalised", "global": "Global", "both": "Both"}
+    kinds = {"personalized": "Personalized", "global": "Global", "both": "Both"}
     over = {
         "mean": "Mean",
         "weighted": "Mean by size",
@@ -201,7 +201,7 @@ def distribution_section(groups: Sequence[Group]) -> Section:
 {_legend(groups)}
 <ul class="legend" aria-label="Boxes">
 <li class="key"><span class="swatch hollow"></span>global model</li>
-<li class="key"><span class="swatch filled"></span>personalised</li>
+<li class="key"><span class="swatch filled"></span>personalized</li>
 </ul>
 {markup.chart("distribution", "Box plots of the clients' scores after the last round", told)}
 {markup.details("The boxes as a table", table)}""",
@@ -209,7 +209,7 @@ def distribution_section(groups: Sequence[Group]) -> Section:
 
 
 def gain_section(groups: Sequence[Group]) -> Section:
-    """What personalising brings each client."""
+    """What personalizing brings each client."""
     score = groups[0].scores[0]
     gains = [group.gain() for group in groups]
     lines = [count_line(gain, score) for gain in gains]
@@ -217,8 +217,8 @@ def gain_section(groups: Sequence[Group]) -> Section:
     controls = markup.select("gain-group", "gain", "Method", options) if len(groups) > 1 else ""
     many = max(gain.defined for gain in gains) > BARS
     told = (
-        f"Personalised minus global {score_word(score)} after the last round, "
-        "client by client, the largest gain first. Below zero: personalising costs this client."
+        f"Personalized minus global {score_word(score)} after the last round, "
+        "client by client, the largest gain first. Below zero: personalizing costs this client."
         + (f" {BARS} clients are drawn, evenly by rank." if many else "")
         + (" A client's gain is its mean over seeds." if _seeds(groups) else "")
     )
@@ -243,17 +243,17 @@ def gain_section(groups: Sequence[Group]) -> Section:
     said = {f"line{i}": f"{line}." for i, line in enumerate(lines)}
     return Section(
         "gains",
-        "Who gains by personalising",
+        "Who gains by personalizing",
         f"""<div class="controls">{controls}</div>
 <ul class="counts">
 {counts}
 </ul>
-{markup.chart("gain", "Bar chart of every client's gain by personalising", told, said)}
+{markup.chart("gain", "Bar chart of every client's gain by personalizing", told, said)}
 {markup.details("Who they are", table)}""",
     )
 
 
-def label_section(run: Recorded) -> Section | None:
+def label_section(run: RecordedRun) -> Section | None:
     """Who has which labels; None for a regression."""
     counts = run.train_counts
     if run.labels is None or not counts.any():
@@ -264,7 +264,7 @@ def label_section(run: Recorded) -> Section | None:
             f"Area: a client's training examples with a label; the largest dot is {counts.max()}."
         )
     else:
-        told = "Colour: the part a label has of a client's training examples."
+        told = "Color: the part a label has of a client's training examples."
         if clients > COLUMNS:
             told += f" {COLUMNS} of {clients:,} clients are drawn, evenly."
     if classes > ROWS:

@@ -9,12 +9,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from perfed.data.describe import Description
-from perfed.experiment.adapt import Adapted
-from perfed.experiment.comparison import Row
-from perfed.experiment.simulate import Result
-from perfed.experiment.sweep import Line
-from perfed.report.theory_words import number, verdict
+from perfed.report.theory_text import number, verdict
+from perfed.runs.adapt import Adapted
+from perfed.runs.comparison import Row
+from perfed.runs.sweep import Line
 from perfed.theory.advice import Advice
+from perfed.training.trainer import Result
 
 _STATISTICS = {
     "mean": "mean",
@@ -73,8 +73,8 @@ def theory_tables(theory: Mapping[str, Any]) -> list[Table]:
             heading, justify=justify, no_wrap=heading not in ("condition", "from")
         )
     for c in theory["conditions"]:
-        colour = "green" if c["holds"] else "red"
-        told = f"[{colour}]{verdict(c)}[/]"
+        color = "green" if c["holds"] else "red"
+        told = f"[{color}]{verdict(c)}[/]"
         conditions.add_row(c["text"], number(c["value"]), number(c["limit"]), told, c["source"])
     return [constants, conditions]
 
@@ -143,7 +143,7 @@ def adapted_table(adapted: Adapted) -> Table:
 
 def sweep_table(lines: Sequence[Line], seeds: int) -> Table:
     """What a sweep came to."""
-    table = _table(f"Personalised models, mean over clients and {seeds} seed(s), 95 % intervals")
+    table = _table(f"Personalized models, mean over clients and {seeds} seed(s), 95 % intervals")
     table.add_column("point")
     for heading in ("validation", "held-out"):
         table.add_column(heading, justify="right")
@@ -187,7 +187,7 @@ def data_table(facts: Description) -> Table:
     return table
 
 
-def catalogue_table(entries: Sequence[tuple[str, str, str]], what: str) -> Table:
+def catalog_table(entries: Sequence[tuple[str, str, str]], what: str) -> Table:
     """Sources or splits: name, what it is, and where it is."""
     table = _table(what)
     table.add_column("name", no_wrap=True, style="bold")

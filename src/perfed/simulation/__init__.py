@@ -1,13 +1,13 @@
 """Simulation: engines that take a federation from round to round on one machine's devices."""
 
 from perfed.simulation import hosts
-from perfed.simulation.choose import engine_for
+from perfed.simulation.auto import engine_for
 from perfed.simulation.engine import Engine, Rounds, Traffic
+from perfed.simulation.experiment import Kept, Setup, State, Weighting
 from perfed.simulation.network import Network
 from perfed.simulation.sequential import Sequential
-from perfed.simulation.setup import Kept, Setup, State, Weighting
 from perfed.simulation.streamed import Streamed
-from perfed.simulation.vectorised import Vectorised
+from perfed.simulation.vectorized import Vectorized
 
 __all__ = [
     "Engine",
@@ -19,7 +19,7 @@ __all__ = [
     "State",
     "Streamed",
     "Traffic",
-    "Vectorised",
+    "Vectorized",
     "Weighting",
     "engine_for",
     "hosts",

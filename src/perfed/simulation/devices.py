@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from perfed.errors import FieldError, require, require_count
+from perfed.core.errors import FieldError, require, require_count
 
 AXIS = "clients"
 

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from perfed.errors import DivergedError
-from perfed.objective import Params
-from perfed.simulation.setup import Kept, Setup, State, World
-from perfed.simulation.store import KeptAside
+from perfed.core.errors import DivergedError
+from perfed.core.objective import Params
+from perfed.simulation.client_store import KeptAside
+from perfed.simulation.experiment import DeviceData, Kept, Setup, State
 
 # (setup, world, w, what the client keeps, round, client) -> anything made of arrays
-ClientFunction = Callable[[Setup, World, Params, Kept, Int[Array, ""], Int[Array, ""]], Any]
+ClientFunction = Callable[[Setup, DeviceData, Params, Kept, Int[Array, ""], Int[Array, ""]], Any]
 Clients = Sequence[int] | Int[np.ndarray, " some"]
 # (state, clients or None for all) -> the results, stacked in the order of the clients
 OnClients = Callable[[State, Clients | None], Any]

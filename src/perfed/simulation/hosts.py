@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from perfed.errors import ConfigError, DataError, FieldError, ToldError, require
+from perfed.core.errors import ConfigError, DataError, FieldError, ToldError, require
 
 # The rank may be given by a launcher.
 RANK: Final = "PERFED_RANK"
@@ -255,7 +255,7 @@ def start_here(count: int, arguments: Sequence[str]) -> int:
     """
     require(count >= 1, "--hosts", count, "must be at least 1")
     names = ",".join([f"127.0.0.1:{free_port()}", *["127.0.0.1"] * (count - 1)])
-    command = [sys.executable, "-P", "-m", "perfed.cli", *arguments, "--hosts", names]
+    command = [sys.executable, "-P", "-m", "perfed", *arguments, "--hosts", names]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(count):

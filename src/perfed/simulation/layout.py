@@ -8,11 +8,11 @@ from typing import final
 import jax
 from jax.sharding import Mesh
 
-from perfed.objective import BLOCK
-from perfed.simulation.setup import Setup
+from perfed.core.objective import BLOCK
+from perfed.simulation.experiment import Setup
 
 # A client at work holds several copies of the model (iterates, gradients) and a block of examples;
-# all the clients that a device vectorises at once should stay below this many bytes of them.
+# all the clients that a device vectorizes at once should stay below this many bytes of them.
 _COPIES = 8
 _BYTES_AT_ONCE = 512 * 2**20
 # What a core works on should stay in its caches: 100 clients of the papers' network take 320 ms in

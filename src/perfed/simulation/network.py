@@ -6,10 +6,10 @@ from typing import Self, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfed.errors import FieldError, require
+from perfed.core.errors import FieldError, require
 from perfed.simulation.engine import Traffic
 
-# The bits of an entry that is not quantised: F in the paper.
+# The bits of an entry that is not quantized: F in the paper.
 FLOAT_BITS = 32
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfed.errors import DivergedError, require
+from perfed.core.errors import DivergedError, require
 from perfed.simulation.engine import (
     Advanced,
     ClientFunction,
@@ -23,7 +23,7 @@ from perfed.simulation.engine import (
     Traffic,
     kept_by,
 )
-from perfed.simulation.setup import Contribution, Numbers, Setup, State, World
+from perfed.simulation.experiment import Contribution, DeviceData, Numbers, Setup, State
 
 
 @final
@@ -34,7 +34,7 @@ class Sequential(Engine):
     setup: Setup
 
     @cached_property
-    def _world(self) -> World:
+    def _world(self) -> DeviceData:
         return self.setup.world()
 
     @cached_property

@@ -18,7 +18,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from perfed.errors import DivergedError, require, require_count
+from perfed.core.errors import DivergedError, require, require_count
+from perfed.simulation.client_store import ClientStore, KeptAside
+from perfed.simulation.cohort_reader import Reader, everywhere, on_host
+from perfed.simulation.device_round import EVERYWHERE, SHARED_OUT, meet, on_devices, take_turns
 from perfed.simulation.devices import AXIS, compiler_options, mesh
 from perfed.simulation.engine import (
     Advanced,
@@ -29,12 +32,9 @@ from perfed.simulation.engine import (
     Traffic,
     kept_by,
 )
+from perfed.simulation.experiment import DeviceData, Kept, Numbers, Setup, State
 from perfed.simulation.hosts import several
 from perfed.simulation.layout import Layout
-from perfed.simulation.reader import Reader, everywhere, on_host
-from perfed.simulation.setup import Kept, Numbers, Setup, State, World
-from perfed.simulation.store import ClientStore, KeptAside
-from perfed.simulation.turns import EVERYWHERE, SHARED_OUT, meet, on_devices, take_turns
 
 # So many cohorts are read before they are needed.
 _AHEAD: Final = 2
@@ -47,7 +47,7 @@ class _Load(NamedTuple):
     """A cohort and its rows."""
 
     cohort: Int[np.ndarray, "devices seats"]
-    world: World
+    world: DeviceData
 
 
 @final
@@ -202,7 +202,7 @@ class Streamed(Engine):
         nobody = self.setup.federation.clients
 
         def one_round(
-            numbers: Numbers, world: World, state: State, lost: Int[Array, ""]
+            numbers: Numbers, world: DeviceData, state: State, lost: Int[Array, ""]
         ) -> tuple[State, Int[Array, ""], Array, Array, Kept]:
             setup = self.setup.with_numbers(numbers)
             w, downlink = setup.broadcast(state.w, state.round)
@@ -287,7 +287,7 @@ class Streamed(Engine):
         key = (function, chunk, seats)
         if key not in self._scorings:
 
-            def share(numbers: Numbers, world: World, state: State) -> Any:
+            def share(numbers: Numbers, world: DeviceData, state: State) -> Any:
                 setup = self.setup.with_numbers(numbers)
 
                 def one(client: Int[Array, ""]) -> Any:

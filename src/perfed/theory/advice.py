@@ -16,20 +16,20 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from perfed.codecs import Codec, Float32, LowPrecision
+from perfed.core.errors import ConfigError, DivergedError
+from perfed.core.objective import BatchSize, Params
+from perfed.core.random import Purpose, fold
 from perfed.data import Federation
-from perfed.errors import ConfigError, DivergedError
-from perfed.evaluation import AdaptOn
-from perfed.experiment.config import Config
-from perfed.experiment.simulate import Result, run_together
+from perfed.evaluation.evaluator import AdaptOn
 from perfed.methods import METHODS
-from perfed.objective import BatchSize, Params
-from perfed.randomness import Purpose, fold
+from perfed.pipeline.codecs import Codec, Float32, LowPrecision
+from perfed.runs.config import Config
 from perfed.simulation import Engine, Setup, Traffic
-from perfed.simulation.setup import Kept, World
+from perfed.simulation.experiment import DeviceData, Kept
 from perfed.theory import bounds
 from perfed.theory.conditions import inner_steps
 from perfed.theory.constants import Constants, Effort, measure
+from perfed.training.trainer import Result, run_together
 
 # The constants that matter here are L, mu and the spreads of gradients.
 _EFFORT = Effort(steps=20, examples=64, hessian_examples=1, hessian_clients=2, hessian_steps=4,
@@ -129,7 +129,7 @@ def advise(
     if not 0 < constants.L.value < inf:
         raise ConfigError(
             f"the first model's curvature is {constants.L.value:g}, which says nothing of "
-            'step sizes; are inputs far too large? (data.standardise = "feature" makes them alike)'
+            'step sizes; are inputs far too large? (data.standardize = "feature" makes them alike)'
         )
     fixed, rates = _candidates(config, constants)
     settled, reasons = deepcopy(given), _measured(constants, part)
@@ -155,7 +155,7 @@ def advise(
     if best.loss == inf:
         raise DivergedError(
             "every candidate of the pilot diverged; inputs of a common scale usually help "
-            '(data.standardise = "feature")'
+            '(data.standardize = "feature")'
         )
     advised = settled if aimed or best.settings else given
     if advised is given:
@@ -222,7 +222,7 @@ def _pilot_engine(values: dict[str, Any], part: Federation) -> Engine:
 
 
 def _plain_method(values: dict[str, Any]) -> dict[str, Any]:
-    """FedPAQ and QSGD as what they are: FedAvg and a quantiser."""
+    """FedPAQ and QSGD as what they are: FedAvg and a quantizer."""
     config = Config.checked(values)
     if config.method.name in METHODS:
         values["method"] = {"name": config.method.name} | values["method"]
@@ -293,7 +293,9 @@ def _changes(engine: Engine) -> list[Params]:
     """What some clients would send after one turn, without loss: examples of what is sent."""
     setup = replace(engine.setup, codec=Float32())
 
-    def turn(_: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array) -> Params:
+    def turn(
+        _: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
+    ) -> Params:
         return setup.take_turn(world, w, Kept(kept.memory, None), round, client).change
 
     some = list(range(min(_SENDERS, setup.federation.clients)))
@@ -324,7 +326,7 @@ def _codec_lines(levels: int, length: int, change: Params, why: str) -> list[Rea
     if not levels:
         return [Reason("codec.name", "float32", f"{why}: {length:,} bytes a turn")]
     return [
-        Reason("codec.name", "low-precision", f"FedPAQ's quantiser: up to {length:,} bytes a turn"),
+        Reason("codec.name", "low-precision", f"FedPAQ's quantizer: up to {length:,} bytes a turn"),
         Reason("codec.levels", levels, f"{why}; its variance constant q is {q:.3g}"),
     ]
 
@@ -361,7 +363,7 @@ def _within_bytes(
 def _within_seconds(
     config: Config, engine: Engine, changes: Sequence[Params], budget: float
 ) -> list[Reason]:
-    """Messages and periods with which most steps, less what quantising costs, fit in the time."""
+    """Messages and periods with which most steps, less what quantizing costs, fit in the time."""
     network = config.network_of(engine)
     assert network is not None
     setup, name = engine.setup, _STEPS[config.method.name]

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from perfed.codecs import Float32
+from perfed.core.objective import BatchSize
 from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe
-from perfed.objective import BatchSize
+from perfed.pipeline.codecs import Float32
 from perfed.simulation import Setup
 from perfed.theory import bounds
 from perfed.theory.constants import Constants
@@ -120,7 +120,7 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
     derived = {"T": float(T)}
     q = c.q
     if q is None:
-        risk = "the quantizer's errors add up instead of cancelling; no bound applies"
+        risk = "the quantizer's errors add up instead of canceling; no bound applies"
         found.append(_no("the codec is unbiased", "FedPAQ, Assumption 1", risk))
         return Diagnosis(method.name, derived, found, [])
     derived |= {

@@ -19,12 +19,12 @@ from jaxtyping import Array, Float, Int
 from scipy import stats
 from scipy.linalg import eigh_tridiagonal
 
-from perfed.errors import DivergedError, require_count
-from perfed.objective import Batch, Objective, Params
-from perfed.randomness import Purpose, permuted
+from perfed.core.errors import DivergedError, require_count
+from perfed.core.objective import Batch, Objective, Params
+from perfed.core.random import Purpose, permuted
 from perfed.simulation import Engine, State
 from perfed.simulation.engine import ClientFunction
-from perfed.simulation.setup import HINT, Kept, Setup, World
+from perfed.simulation.experiment import HINT, DeviceData, Kept, Setup
 
 # Clients that are measured at once, for each device: those of one group are of about one size, and
 # go through as many blocks of examples as the largest of them.
@@ -224,7 +224,7 @@ class _Gradients(NamedTuple):
 
 def _gradients(count: int) -> ClientFunction:
     def of_client(
-        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
     ) -> _Gradients:
         objective = setup.objective(world.train, client)
         mean = flat(objective.grad(w))
@@ -245,7 +245,7 @@ def _spectrum(steps: int) -> ClientFunction:
     """The tridiagonal matrix of a client's Hessian."""
 
     def of_client(
-        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
     ) -> tuple[Array, Array]:
         objective = setup.objective(world.train, client)
         at, shaped = ravel_pytree(w)
@@ -261,7 +261,7 @@ def _hessian_noise(count: int, steps: int) -> ClientFunction:
     """The tridiagonal matrices of (Hessian of an example) - (Hessian of f_i), for some examples."""
 
     def of_client(
-        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
     ) -> tuple[Array, Array]:
         objective = setup.objective(world.train, client)
         at, shaped = ravel_pytree(w)
@@ -289,7 +289,7 @@ def _third(starts: int, steps: int) -> ClientFunction:
     """
 
     def of_client(
-        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
     ) -> Float[Array, ""]:
         objective = setup.objective(world.train, client)
         at, shaped = ravel_pytree(w)
@@ -322,7 +322,7 @@ def _hessian_diversity(engine: Engine, state: State, effort: Effort) -> Estimate
     at, shaped = ravel_pytree(state.w)
 
     def product(
-        setup: Setup, world: World, given: Any, kept: Kept, round: Array, client: Array
+        setup: Setup, world: DeviceData, given: Any, kept: Kept, round: Array, client: Array
     ) -> Float[Array, "vectors p"]:
         w, vectors = given
         objective = setup.objective(world.train, client)
@@ -360,7 +360,7 @@ def lanczos(
 ) -> tuple[Float[Array, " steps"], Float[Array, " steps"]]:
     """The diagonal and what is beside it of a symmetric operator's tridiagonal matrix.
 
-    Three vectors are kept, whatever the number of steps. Without orthogonalising against all of
+    Three vectors are kept, whatever the number of steps. Without orthogonalizing against all of
     them eigenvalues may come twice, which does not matter for the extreme ones.
     """
 

@@ -27,9 +27,9 @@ from jaxtyping import Bool, Float, Float32, Int
 from scipy.cluster import hierarchy
 from scipy.spatial import distance
 
+from perfed.core.errors import require, require_choice, require_count
 from perfed.data import Federation
 from perfed.data.splits import label_counts
-from perfed.errors import require, require_choice, require_count
 
 On = Literal["labels", "features"]
 W1Method = Literal["auto", "exact", "sinkhorn", "sliced"]
@@ -267,14 +267,14 @@ class _Space:
         federation: whose examples.
         owner: the client of each.
         weight: the weight of each in p.
-        centre: the mean of the inputs, flat; distances are worked out from there, for precision.
+        center: the mean of the inputs, flat; distances are worked out from there, for precision.
         label_cost: c.
     """
 
     federation: Federation
     owner: Int[np.ndarray, " total"]
     weight: Float[np.ndarray, " total"]
-    centre: Float[np.ndarray, " inputs"]
+    center: Float[np.ndarray, " inputs"]
     label_cost: float
 
     @classmethod
@@ -304,7 +304,7 @@ class _Space:
             y = _targets(self.federation)
             spread = sqrt(self.weight @ (y - self.weight @ y) ** 2)
         # What never varies is not exactly at its mean, which is rounded.
-        varies = squares > 1e-24 * float(self.centre @ self.centre)
+        varies = squares > 1e-24 * float(self.center @ self.center)
         return sqrt(squares) / spread if varies and spread > 0 else 1.0
 
     def blocks(self) -> Iterator[Rows]:
@@ -327,7 +327,7 @@ class _Space:
         if self.federation.vocabulary is not None:
             # Two different symbols are at distance 1.
             x = np.eye(len(self.federation.vocabulary))[x.astype(int)] / sqrt(2)
-        return np.asarray(x.reshape(len(rows), -1) - self.centre, np.float64)
+        return np.asarray(x.reshape(len(rows), -1) - self.center, np.float64)
 
     def points(self, rows: Rows) -> Float[np.ndarray, "rows dimensions"]:
         """Examples as points: inputs, and c / sqrt(2) in the place of the class, or c y."""
@@ -555,7 +555,7 @@ def _sinkhorn(
     """Bounds of W1 between two distributions, by entropic transport."""
     costs = np.empty((len(sink.rows), len(source.rows)), np.float32)
     problem = _Entropic(costs, source.weight, sink.weight)
-    step = max(1, 2**22 // max(len(source.rows), len(space.centre)))
+    step = max(1, 2**22 // max(len(source.rows), len(space.center)))
     for k in range(0, len(costs), step):
         costs[k : k + step] = space.costs(source.rows, sink.rows[k : k + step]).T
     # Costs are kept in single precision, and the bounds give way by what that may have changed.

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfed.errors import require_count
+from perfed.core.errors import require_count
+from perfed.core.objective import ALL, Objective, Params
 from perfed.methods import Method, PerFedAvg, PFedMe
-from perfed.objective import ALL, Objective, Params
 from perfed.simulation import Engine, State
 from perfed.simulation.engine import OnClients
-from perfed.simulation.setup import Kept, Setup, World
+from perfed.simulation.experiment import DeviceData, Kept, Setup
 from perfed.theory.constants import flat
 
 # The inner problems of pFedMe are solved to this |grad h|^2, within so many steps.
@@ -44,7 +44,7 @@ class Decay(NamedTuple):
 
 
 def problem_gradient(method: Method, smoothness: float | None = None) -> Gradient:
-    """The gradient of what a method minimises, on all of a client's data.
+    """The gradient of what a method minimizes, on all of a client's data.
 
     Per-FedAvg: that of F_i(w) = f_i(w - alpha grad f_i(w)); pFedMe: lambda (w - theta_i(w)), with L
     as `smoothness` to solve for theta_i; of others that of f_i itself.
@@ -88,7 +88,7 @@ def _gradients(engine: Engine, smoothness: float | None) -> OnClients:
     gradient = problem_gradient(engine.setup.method, smoothness)
 
     def of_client(
-        setup: Setup, world: World, w: Params, kept: Kept, round: Array, client: Array
+        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
     ) -> Float[Array, " p"]:
         return flat(gradient(setup.objective(world.train, client), w))
 

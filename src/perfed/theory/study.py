@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfed.core.objective import Params
 from perfed.data import Federation
-from perfed.objective import Params
 from perfed.simulation import Engine
 from perfed.theory.conditions import Diagnosis, diagnose
 from perfed.theory.constants import USUAL, Constants, Effort, measure

@@ -1,0 +1,89 @@
+"""Published systems that are a method and a codec: FedPAQ, and QSGD as its special case."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+from perfed.pipeline.codecs import Codec, LowPrecision
+from perfed.pipeline.codecs.low_precision import MOST_LEVELS
+from perfed.core.errors import FieldError, require, require_count
+from perfed.methods import FedAvg, Method
+from perfed.core.objective import BatchSize
+
+
+@final
+class Recipe(NamedTuple):
+    """A method, how its changes are sent, and how many clients take part (0: not said)."""
+
+    method: Method
+    codec: Codec
+    cohort: int
+
+
+def fedpaq(
+    rounds: int,
+    tau: int = 5,
+    r: int | None = None,
+    s: int = 1,
+    batch: BatchSize = 10,
+    lr: float | None = None,
+    mu: float | None = None,
+    smoothness: float | None = None,
+) -> Recipe:
+    """FedPAQ, Algorithm 1: tau local SGD steps, r of n nodes, quantized changes.
+
+    The step size is one of three: a constant; Theorem 1's 4 / (mu (k tau + 1)) in round k, for
+    mu-strongly convex losses; Theorem 2's 1 / (L sqrt(T)), T = rounds * tau, for L-smooth ones.
+
+    Args:
+        rounds: how many rounds there will be (K in the paper).
+        tau: local steps a round.
+        r: nodes a round; None: the run's `cohort`.
+        s: levels of the quantizer.
+        batch: examples a step.
+        lr: a constant step size.
+        mu: Theorem 1's, from the strong convexity.
+        smoothness: Theorem 2's, from L.
+    """
+    given = {"lr": lr, "mu": mu, "smoothness": smoothness}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        said = " and ".join(named) or None
+        raise FieldError(
+            "lr", said, "give exactly one of lr, mu (Theorem 1), smoothness (Theorem 2)"
+        )
+    value = given[named[0]]
+    assert value is not None
+    require(0 < value < float("inf"), named[0], value, "must be a number greater than 0")
+    require_count("s", s)
+    require(s <= MOST_LEVELS, "s", s, f"must be at most {MOST_LEVELS}")
+    if r is not None:
+        require_count("r", r)
+    require_count("rounds", rounds)
+    require_count("tau", tau)
+    rate = {"lr": value, "mu": 4 / value, "smoothness": 1 / (value * (rounds * tau) ** 0.5)}
+    method = FedAvg(lr=rate[named[0]], tau=tau, batch=batch, diminishing=named[0] == "mu")
+    return Recipe(method, LowPrecision(levels=s), r or 0)
+
+
+def qsgd(
+    rounds: int,
+    r: int | None = None,
+    s: int = 1,
+    batch: BatchSize = 10,
+    lr: float | None = None,
+    mu: float | None = None,
+    smoothness: float | None = None,
+) -> Recipe:
+    """QSGD: FedPAQ with a message after every step, tau = 1. The settings are those of `fedpaq`."""
+    return fedpaq(rounds, 1, r, s, batch, lr, mu, smoothness)
+
+
+RECIPES: dict[str, Callable[..., Recipe]] = {"fedpaq": fedpaq, "qsgd": qsgd}
+
+# What a recipe takes from the run; the rest of its settings are the user's.
+FROM_RUN = ("rounds",)
+
+
+def recipe_of(name: str, rounds: int, settings: dict[str, Any]) -> Recipe:
+    """A recipe by name."""
+    return RECIPES[name](rounds=rounds, **settings)

@@ -1,0 +1,241 @@
+"""Several seeds and several settings: every point recorded in a folder of its own.
+
+Where there is something to choose between, points are compared on a validation part of the clients'
+training data; only what was chosen is then trained on all of it and scored on the held-out data.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from perfed.core.errors import ConfigError, require
+from perfed.evaluation.evaluator import ModelKind
+from perfed.runs import run_dir
+from perfed.runs.config import Config, overridden, read_toml
+from perfed.runs.batch import Entry, record_entries
+from perfed.runs.files import read_json, write_whole
+from perfed.training.trainer import Progress
+from perfed.runs.statistics import over_seeds
+
+CHOICE = "sweep.json"
+
+
+@final
+@dataclass(frozen=True)
+class Point:
+    """One combination of settings.
+
+    Attributes:
+        method: which of the methods compared it is of.
+        settings: what it sets, as `section.key=value`.
+        values: the whole configuration, as a file would say it.
+    """
+
+    method: str
+    settings: tuple[str, ...]
+    values: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables and folders."""
+        return ", ".join((self.method, *self.settings))
+
+
+class Outcome(NamedTuple):
+    """What came of a point.
+
+    Attributes:
+        point: the point.
+        scores: each seed's score (the mean over clients after the last round); empty if it failed.
+        failure: why it failed, if it did.
+        tested: whether the scores are on held-out data; if not, on the validation part.
+    """
+
+    point: Point
+    scores: tuple[float, ...]
+    failure: str | None
+    tested: bool
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return sum(self.scores) / len(self.scores) if self.scores else math.nan
+
+
+def points(
+    path: Path, methods: Sequence[Path], grid: Sequence[str], settings: Sequence[str] = ()
+) -> list[Point]:
+    """All combinations, checked.
+
+    Args:
+        path: the configuration they share.
+        methods: files whose sections replace its own; none: its own method only.
+        grid: `section.key=value,value,...` each.
+        settings: `section.key=value` for all.
+    """
+    base = overridden(read_toml(path), settings)
+    axes = [_axis(text) for text in grid]
+    own_keys = {"validation": "--validation says it", "seed": "--seeds says how many there are"}
+    for key, instead in own_keys.items():
+        if key in base or any(axis[0].partition("=")[0].strip() == key for axis in axes):
+            raise ConfigError(f"{key}: a sweep sets it itself; leave it out ({instead})")
+    found: list[Point] = []
+    files: Sequence[Path | None] = list(methods) or [None]
+    for file in files:
+        values = base if file is None else base | read_toml(file)
+        name = values.get("method", {}).get("name", "") if file is None else file.stem
+        for chosen in product(*axes):
+            whole = overridden(values, chosen)
+            Config.checked(whole)
+            found.append(Point(str(name), tuple(chosen), whole))
+    labels = [point.label for point in found]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"two points are both called {label}; name files or values apart")
+    return found
+
+
+def _axis(text: str) -> list[str]:
+    key, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigError(f"--grid {text}: write it as section.key=value,value")
+    return [f"{key}={value}" for value in values.split(",")]
+
+
+@final
+@dataclass(frozen=True)
+class Sweep:
+    """Points and seeds, and the folder they are recorded in.
+
+    Attributes:
+        points: the points.
+        seeds: how many seeds, 0, 1, 2, ....
+        folder: where all is recorded.
+        validation: the part of the training data that points are compared on.
+        kind: the model kind whose score they are compared by.
+    """
+
+    points: tuple[Point, ...]
+    seeds: int
+    folder: Path
+    validation: float = 0.25
+    kind: ModelKind = "personalized"
+
+    def __post_init__(self) -> None:
+        good = 0 < self.validation < 1
+        require(good, "--validation", self.validation, "must be between 0 and 1")
+
+    def run(
+        self,
+        on_progress: Callable[[str, Progress], None],
+        say: Callable[[str], None],
+    ) -> list[Outcome]:
+        """All that is not finished yet; what failed is told, and does not stop the others."""
+        self._begin()
+        methods = list(dict.fromkeys(point.method for point in self.points))
+        of_method = {m: [p for p in self.points if p.method == m] for m in methods}
+        compared = [p for m in methods if len(of_method[m]) > 1 for p in of_method[m]]
+        outcomes = self._outcomes(compared, False, on_progress, say)
+        chosen = []
+        for points in of_method.values():
+            if len(points) == 1:
+                chosen += points
+            elif good := [o for o in outcomes if o.point in points and o.scores]:
+                # The headline, accuracy or R2, is better when larger.
+                chosen.append(max(good, key=lambda o: o.mean).point)
+        return outcomes + self._outcomes(chosen, True, on_progress, say)
+
+    def _begin(self) -> None:
+        """The folder says what it is of, so that another sweep does not go on in it."""
+        what = {
+            "points": [[point.label, point.values] for point in self.points],
+            "validation": self.validation,
+        }
+        path = self.folder / CHOICE
+        if path.exists() and read_json(path) != json.loads(json.dumps(what)):
+            raise ConfigError(f"{self.folder} holds another sweep; name another folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(what, indent=1).encode())
+
+    def _outcomes(
+        self,
+        points: Sequence[Point],
+        tested: bool,
+        on_progress: Callable[[str, Progress], None],
+        say: Callable[[str], None],
+    ) -> list[Outcome]:
+        """What comes of some points; those that are alike are computed together."""
+        place = "test" if tested else "validation"
+        part = {} if tested else {"validation": self.validation}
+        wanted = [
+            Entry(
+                f"{point.label} ({place}, seed {seed})",
+                self.folder / place / _folder_name(point.label) / f"seed-{seed}",
+                point.values | {"seed": seed} | part,
+            )
+            for point in points
+            for seed in range(self.seeds)
+        ]
+        failures = record_entries(wanted, on_progress, say)
+        found = []
+        for i, point in enumerate(points):
+            mine = wanted[i * self.seeds : (i + 1) * self.seeds]
+            lost = [failures[e.name] for e in mine if e.name in failures]
+            scores = () if lost else tuple(self._score(entry.folder) for entry in mine)
+            if any(map(math.isnan, scores)):
+                lost, scores = [f"no client has a score on its {place} data"], ()
+            found.append(Outcome(point, scores, lost[0] if lost else None, tested))
+        return found
+
+    def _score(self, folder: Path) -> float:
+        summary = read_json(folder / run_dir.SUMMARY)
+        headline = next(iter(summary[self.kind]))
+        mean = summary[self.kind][headline]["mean"]
+        return math.nan if mean is None else float(mean)
+
+
+class Line(NamedTuple):
+    """One line of a sweep's table.
+
+    Attributes:
+        label: the point.
+        validation: mean and half of its interval on the validation part; None: not compared.
+        test: the same on held-out data; None: it was not chosen.
+        failure: why it failed, if it did.
+    """
+
+    label: str
+    validation: tuple[float, float] | None
+    test: tuple[float, float] | None
+    failure: str | None
+
+
+def lines(outcomes: Sequence[Outcome]) -> list[Line]:
+    """What a sweep came to, one line a point."""
+    found: dict[str, Line] = {}
+    for outcome in outcomes:
+        label = outcome.point.label
+        line = found.get(label, Line(label, None, None, None))
+        if outcome.failure is not None:
+            line = line._replace(failure=outcome.failure)
+        else:
+            spread = over_seeds(np.array(outcome.scores))
+            pair = (float(spread.mean), float(spread.half))
+            line = line._replace(test=pair) if outcome.tested else line._replace(validation=pair)
+        found[label] = line
+    return list(found.values())
+
+
+def _folder_name(label: str) -> str:
+    plain = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label.replace(", ", "_"))
+    if len(plain) <= 100 and plain == label.replace(", ", "_"):
+        return plain
+    # What was left out or replaced may be all that tells two points apart.
+    return f"{plain[:100]}-{sha256(label.encode()).hexdigest()[:8]}"
