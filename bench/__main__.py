@@ -21,6 +21,7 @@ from perfed import (
     MLP,
     MLR,
     Codec,
+    Experiment,
     FedAvg,
     Federation,
     Float32,
@@ -28,7 +29,7 @@ from perfed import (
     Method,
     PerFedAvg,
     PFedMe,
-    Setup,
+    Pipeline,
     Task,
     Vectorized,
     synthetic,
@@ -97,7 +98,11 @@ def engine_of(case: Case, cohort: int) -> Vectorized:
     """Perfed's engine for a case."""
     first, *rest = case.layers
     model = MLP(first, rest[-1], tuple(rest[:-1]), "elu") if rest[:-1] else MLR(first, rest[-1])
-    return Vectorized(Setup(case.federation, Task(model), case.method, cohort, codec=case.codec))
+    return Vectorized(
+        Experiment(
+            case.federation, Task(model), case.method, cohort, pipeline=Pipeline.of(case.codec)
+        )
+    )
 
 
 def quantization(console: Console) -> None:
@@ -109,7 +114,7 @@ def quantization(console: Console) -> None:
         name: engine_of(Case(name, meta, data, (784, 80, 60, 10), (10,), codec), 10)
         for name, codec in codecs.items()
     }
-    states = {name: engine.advance(engine.start(), 3) for name, engine in engines.items()}
+    states = {name: engine.advance(engine.init(), 3) for name, engine in engines.items()}
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(REPEATS):
         for name, engine in engines.items():
@@ -124,8 +129,8 @@ def measure(case: Case, cohort: int, threads: list[int]) -> dict[str, list[float
     """Milliseconds a round of every contestant in turn; perfed's first round apart."""
     engine = engine_of(case, cohort)
     times: dict[str, list[float]] = {}
-    times["first round"] = [timed(lambda: engine.advance(engine.start(), 1))]
-    state = engine.start()
+    times["first round"] = [timed(lambda: engine.advance(engine.init(), 1))]
+    state = engine.init()
     others = eager_rounds(case, cohort, threads) if threads else {}
     pace = timed(lambda: jax.block_until_ready(engine.advance(state, 3))) / 3
     block = max(3, int(300 / pace))

@@ -1,4 +1,4 @@
-"""Rounds on an accelerator: cohorts, precisions, what they cost in accuracy, and an eager loop."""
+"""Engine on an accelerator: cohorts, precisions, what they cost in accuracy, and an eager loop."""
 
 import argparse
 import time
@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 
 from bench.__main__ import Case, engine_of, mnist_like, spread, timed
-from perfed import FedAvg, Method, PerFedAvg, PFedMe, Setup, Task, Vectorized, load
+from perfed import Experiment, FedAvg, Method, PerFedAvg, PFedMe, Task, Vectorized, load
 from perfed.core.objective import Precision
-from perfed.evaluation.evaluator import Evaluator
+from perfed.evaluation.evaluator import SimulationEvaluator
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 LAYERS = (784, 80, 60, 10)
@@ -23,14 +23,14 @@ META = PerFedAvg("fo", alpha=0.01, beta=0.001, tau=10, batch=40)
 
 def in_precision(engine: Vectorized, precision: Precision) -> Vectorized:
     """The same engine, with products of this precision."""
-    setup = engine.setup
+    setup = engine.experiment
     return Vectorized(replace(setup, task=replace(setup.task, precision=precision)))
 
 
 def rounds_of(engine: Vectorized, count: int, repeats: int = 5) -> tuple[float, list[float]]:
     """Seconds of the first round, and milliseconds a round after it."""
-    first = timed(lambda: jax.block_until_ready(engine.advance(engine.start(), 1))) / 1e3
-    state = engine.start()
+    first = timed(lambda: jax.block_until_ready(engine.advance(engine.init(), 1))) / 1e3
+    state = engine.init()
     jax.block_until_ready(engine.advance(state, count))
 
     def once() -> float:
@@ -121,9 +121,9 @@ def accuracy(console: Console, rounds: int) -> None:
             scores = []
             for seed in range(3):
                 task = Task(MLP(784, 10, (80, 60), "elu"), precision=precision)
-                engine = Vectorized(Setup(federation, task, method, 10, seed))
-                state = engine.advance(engine.start(), rounds)
-                own = Evaluator(engine)(state).scores["personalized"].accuracy
+                engine = Vectorized(Experiment(federation, task, method, 10, seed))
+                state = engine.advance(engine.init(), rounds)
+                own = SimulationEvaluator(engine)(state).scores["personalized"].accuracy
                 scores.append(100 * float(own.mean()))
             found.append(f"{precision} {np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}")
         console.print(f"MNIST, {rounds} rounds, {name}: {', '.join(found)}")

@@ -66,7 +66,7 @@ def hessian_product(w: Weights, v: Weights, batch: tuple[torch.Tensor, torch.Ten
     return list(torch.autograd.grad(along, leaves))
 
 
-def descend(w: Weights, rate: float, direction: Weights) -> Weights:
+def sgd_step(w: Weights, rate: float, direction: Weights) -> Weights:
     """W - rate * direction."""
     return [p - rate * d for p, d in zip(w, direction, strict=True)]
 
@@ -93,25 +93,25 @@ def client_of(method: Method) -> Client:
 def fedavg(m: FedAvg, data: Clients, client: int, w: Weights) -> Weights:
     """Tau local steps."""
     for _ in range(m.tau):
-        w = descend(w, m.lr, gradient(w, data.batch(client, m.batch)))
+        w = sgd_step(w, m.lr, gradient(w, data.batch(client, m.batch)))
     return w
 
 
 def per_fedavg(m: PerFedAvg, data: Clients, client: int, w: Weights) -> Weights:
     """Tau meta-steps."""
     for _ in range(m.tau):
-        w_tilde = descend(w, m.alpha, gradient(w, data.batch(client, m.batch)))
+        w_tilde = sgd_step(w, m.alpha, gradient(w, data.batch(client, m.batch)))
         v = gradient(w_tilde, data.batch(client, m.batch))
         if m.variant == "exact":
-            v = descend(v, m.alpha, hessian_product(w, v, data.batch(client, m.batch)))
+            v = sgd_step(v, m.alpha, hessian_product(w, v, data.batch(client, m.batch)))
         elif m.variant == "hf":
             same = data.batch(client, m.batch)
-            ahead, behind = (gradient(descend(w, d, v), same) for d in (-m.delta, m.delta))
+            ahead, behind = (gradient(sgd_step(w, d, v), same) for d in (-m.delta, m.delta))
             v = [
                 p - m.alpha * (a - b) / (2 * m.delta)
                 for p, a, b in zip(v, ahead, behind, strict=True)
             ]
-        w = descend(w, m.beta, v)
+        w = sgd_step(w, m.beta, v)
     return w
 
 

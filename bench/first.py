@@ -21,7 +21,7 @@ def first_round(name: str) -> float:
 
     def work() -> None:
         engine = engine_of(case, case.cohorts[0])
-        jax.block_until_ready(engine.advance(engine.start(), 1))
+        jax.block_until_ready(engine.advance(engine.init(), 1))
 
     return timed(work) / 1e3
 

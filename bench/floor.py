@@ -219,7 +219,7 @@ def perfed_round() -> Callable[[int], float]:
 
     method = PerFedAvg("fo", alpha=0.01, beta=0.001, tau=TAU, batch=BATCH)
     engine = engine_of(Case("", method, mnist_like(), SIZES, (CLIENTS,)), CLIENTS)
-    state = engine.advance(engine.start(), 3)
+    state = engine.advance(engine.init(), 3)
 
     def take(rounds: int) -> float:
         begun = time.perf_counter()

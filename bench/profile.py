@@ -58,7 +58,7 @@ def profile(console: Console, cohort: int, precision: Precision) -> None:
     """Some rounds, kernel by kernel."""
     case = Case("Per-FedAvg (fo)", META, mnist_like(max(100, cohort), 200), LAYERS, (cohort,))
     engine = in_precision(engine_of(case, cohort), precision)
-    state = engine.advance(engine.start(), ROUNDS)
+    state = engine.advance(engine.init(), ROUNDS)
     plain = min(
         timed(lambda: jax.block_until_ready(engine.advance(state, ROUNDS))) for _ in range(5)
     )

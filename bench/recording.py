@@ -38,10 +38,10 @@ def once() -> tuple[float, float]:
             place = Path(folder) / "run"
             started = time.perf_counter()
             config = Config.load(CONFIG, ["output.checkpoint_rounds=60"])
-            result = recording.Recording.begin(config, place).run(on_progress=lambda _: None)
+            result = recording.Recording.begin(config, place).train(on_progress=lambda _: None)
             timed(lambda: write_whole(place / run_dir.REPORT, page(place)))()
             whole = time.perf_counter() - started
-        return whole, spent + result.course.timing["recording"]
+        return whole, spent + result.train_state.timing["recording"]
     finally:
         run_dir.begin, run_dir.finish = begin, finish
 

@@ -84,7 +84,7 @@ def work(root: Path, case: Case, port: str = "", rank: str = "") -> None:
     begun = time.perf_counter()
     import jax
 
-    from perfed import MLP, MLR, FedAvg, Method, PFedMe, Setup, Task, load
+    from perfed import MLP, MLR, Experiment, FedAvg, Method, PFedMe, Task, load
     from perfed.simulation import Streamed
     from perfed.simulation.hosts import Hosts
 
@@ -96,8 +96,8 @@ def work(root: Path, case: Case, port: str = "", rank: str = "") -> None:
     method: Method = FedAvg(lr=0.01, tau=case.tau, batch=10)
     if case.method == "pfedme":
         method = PFedMe(eta=0.01, local_rounds=case.tau, inner_steps=5, inner_lr=0.01, batch=10)
-    engine = Streamed(Setup(data, Task(model), method, case.cohort))
-    state = jax.block_until_ready(engine.advance(engine.start(), 1))
+    engine = Streamed(Experiment(data, Task(model), method, case.cohort))
+    state = jax.block_until_ready(engine.advance(engine.init(), 1))
     print(json.dumps({"start_s": time.perf_counter() - begun}), flush=True)
     for line in sys.stdin:
         count = int(line)

@@ -28,7 +28,7 @@ def loss(values, federation) -> str:
     """The final loss of a run."""
     config = Config.checked(values)
     try:
-        result = config.run(config.build(federation))
+        result = config.train(config.build(federation))
     except DivergedError:
         return "diverged"
     return f"{result.scores['personalized'].loss.mean():.4g}"

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from perfed import FedAvg, Federation, LowPrecision, PerFedAvg, Setup, Task, Vectorized
+from perfed import Experiment, FedAvg, Federation, LowPrecision, PerFedAvg, Task, Vectorized
 from perfed.theory import bounds
 from perfed.theory.constants import Effort, measure
 from perfed.theory.stationarity import decay
@@ -61,18 +61,18 @@ def fedpaq(data: Federation, optimum: np.ndarray, task: Task):
     tau, s = 2, 4
     method = FedAvg(lr=4 / mu, tau=tau, batch=BATCH, diminishing=True)
     codec = LowPrecision(s)
-    setups = [Setup(data, task, method, CLIENTS, seed, codec=codec) for seed in range(20)]
+    setups = [Experiment(data, task, method, CLIENTS, seed, codec=codec) for seed in range(20)]
     engine = Vectorized(setups[0])
     q = codec.variance((DIMENSION,))
     sigma = measure(engine, jnp.asarray(optimum, jnp.float32), Effort(examples=64)).sigma_G.value
     k0 = bounds.fedpaq_k0(L, mu, q, tau, CLIENTS, CLIENTS)
     C = bounds.fedpaq_c(L, mu, sigma, q, CLIENTS, CLIENTS, BATCH)
-    states = [setup.first_state() for setup in setups]
+    states = [setup.init_state() for setup in setups]
     points, done = [], 0
     for k in np.unique(np.geomspace(k0, 16 * k0, 12).astype(int)):
-        states = [state for state, _ in engine.record_all(setups, states, int(k) - done)]
+        states = [state for state, _ in engine.run_rounds(setups, states, int(k) - done)]
         done = int(k)
-        found = np.mean([np.sum((np.asarray(state.w) - optimum) ** 2) for state in states])
+        found = np.mean([np.sum((np.asarray(state.params) - optimum) ** 2) for state in states])
         points.append((done, float(found)))
     first = points[0][1]
     predicted = [sum(bounds.fedpaq_theorem_1(first, C, k, k0, tau)) for k, _ in points]
@@ -86,12 +86,14 @@ def per_fedavg(data: Federation, task: Task):
     beta = 1 / (10 * tau * bounds.per_fedavg_smoothness(L, 0.0, 1.0, alpha))
     method = PerFedAvg("exact", alpha, beta, tau=tau, batch=BATCH, send_iterate=True)
     runs = [
-        decay(Vectorized(Setup(data, task, method, CLIENTS // 2, seed)), rounds, 20)
+        decay(Vectorized(Experiment(data, task, method, CLIENTS // 2, seed)), rounds, 20)
         for seed in range(5)
     ]
     squared = np.mean([run.squared for run in runs], axis=0)
     mean = np.cumsum(squared) / np.arange(1, len(squared) + 1)
-    found = measure(Vectorized(Setup(data, task, method, CLIENTS, 0)), effort=Effort(examples=64))
+    found = measure(
+        Vectorized(Experiment(data, task, method, CLIENTS, 0)), effort=Effort(examples=64)
+    )
     L_F = bounds.per_fedavg_smoothness(L, 0.0, found.B.value, alpha)
     noise = bounds.per_fedavg_variance(
         found.B.value, L, found.sigma_G.value, found.sigma_H.value, alpha, BATCH, BATCH, BATCH

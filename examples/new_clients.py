@@ -18,7 +18,7 @@ import numpy as np
 from perfed import Config, Federation
 from perfed.runs.adapt import adapt, client_rows, load_model
 from perfed.runs.recording import Recording
-from perfed.training.trainer import Result, run_together
+from perfed.training import Result, Run, Trainer, TrainOptions
 
 DATA: dict[str, dict[str, Any]] = {
     "digits": {"source": "digits", "split": "shards", "clients": 40, "shards": 2},
@@ -56,7 +56,7 @@ def scores(config: Config, data: Federation, new: np.ndarray, folder: Path) -> n
     engine = config.build(part(data, np.setdiff1d(everyone, new)))
     recording = Recording(config, folder / "run", engine)
     recording.begin_folder()
-    recording.run()
+    recording.train()
     model = load_model(folder / "run" / "model.safetensors")
     found = []
     for client in new:
@@ -90,8 +90,9 @@ def chosen(source: str, base: dict[str, Any], grid: dict[str, list[Any]]) -> dic
     data = configs[0].build_federation()
     there = np.setdiff1d(np.arange(data.clients), new_clients(data, 0))
     known = configs[0].scored(part(data, there))
-    # They differ in nothing but numbers, so one program trains them all.
-    results = run_together([config.build(known) for config in configs], configs[0].rounds)
+    # They differ in numbers only, so one program trains them all.
+    trainer = Trainer(TrainOptions(configs[0].rounds))
+    results = trainer.train_all([Run(config.build(known)) for config in configs])
     tried = [
         (result.scores["personalized"].accuracy.mean(), i)
         for i, result in enumerate(results)

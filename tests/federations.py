@@ -101,7 +101,7 @@ class Federation:
         self.members[name] = self._started(
             name, "join", "--server", f"127.0.0.1:{port or self.port}",
             "--data", str(self.path / "data" / f"{name}.npz"),
-            "--home", str(self.path / "homes" / name), *safe, *extra,
+            "--client-dir", str(self.path / "homes" / name), *safe, *extra,
         )  # fmt: skip
 
     def _started(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -212,7 +212,7 @@ def params(path: Path) -> dict[str, np.ndarray]:
 def simulated(values: dict[str, Any]) -> Any:
     """The same run, simulated."""
     config = Config.checked(values)
-    return config.run(config.build())
+    return config.train(config.build())
 
 
 def distance(found: dict[str, np.ndarray], due: Any) -> float:

@@ -10,8 +10,9 @@ import numpy as np
 from perfed.core.objective import Examples, Objective, Task
 from perfed.core.random import Purpose, fold
 from perfed.data import Federation, FlatExamples
-from perfed.methods import Method, Turn
-from perfed.simulation import Setup
+from perfed.methods import Method, RoundContext
+from perfed.pipeline import Pipeline
+from perfed.simulation import Experiment
 
 DIMENSION = 4
 SIZES = (5, 9, 3, 12, 7)
@@ -94,15 +95,20 @@ def objective(data: Federation, client: int, task: Task = QUADRATIC, **options: 
     return Objective(task, own, **options)
 
 
-def setup(method: Method, data: Federation | None = None, **options: Any) -> Setup:
-    """All clients in every round, unless said otherwise."""
+def experiment(method: Method, data: Federation | None = None, **options: Any) -> Experiment:
+    """All clients in every round, unless said otherwise; a codec stands for its pipeline."""
     data = data or federation()
     settings: dict[str, Any] = {"task": QUADRATIC, "cohort": data.clients} | options
-    return Setup(data, method=method, **settings)
+    codec, feedback = settings.pop("codec", None), settings.pop("error_feedback", False)
+    if codec is not None or feedback:
+        settings["pipeline"] = Pipeline.of(codec, feedback)
+    return Experiment(data, method=method, **settings)
 
 
-def turn(round: int = 0) -> Turn:
-    return Turn(jnp.int32(round), jax.random.key(round))
+def context(round: int = 0, key: Any = None) -> RoundContext:
+    """A client's context in a round of five clients, all of whom take part."""
+    own = fold(0, Purpose.LOCAL, 0, 0) if key is None else key
+    return RoundContext(jnp.int32(round), own, jax.random.key(round), 5, 5)
 
 
 def start(seed: int = 3) -> np.ndarray:

@@ -63,14 +63,14 @@ Update = tuple[Vector, Any]  # the local model, and what the client keeps
 
 
 def fedavg(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Update:
-    rate = s.lr / (k * s.tau + 1) if s.diminishing else s.lr
+    rate = s.lr / (k * s.tau + 1) if s.schedule.name == "harmonic" else s.lr
     for d in draw("steps", s.tau, s.batch):
         w = w - rate * f.grad(w, d)
     return w, kept
 
 
 def fedavg_personal(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Vector:
-    rate = s.lr / (k * s.tau + 1) if s.diminishing else s.lr
+    rate = s.lr / (k * s.tau + 1) if s.schedule.name == "harmonic" else s.lr
     for d in draw("steps", s.adapt_steps, s.adapt_batch):
         w = w - (rate if s.alpha is None else s.alpha) * f.grad(w, d)
     return w
@@ -85,6 +85,7 @@ def local(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Update:
 
 def per_fedavg(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Update:
     first, outer, hessian = draw.three(s)
+    power = s.schedule.power if s.schedule.name == "polynomial" else 0
     for t in range(s.tau):
         at = w
         path = [at]
@@ -99,7 +100,7 @@ def per_fedavg(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Up
             elif s.variant == "hf":
                 ahead, behind = (f.grad(here + sign * s.delta * v, d2) for sign in (1, -1))
                 v = v - s.alpha * (ahead - behind) / (2 * s.delta)
-        w = w - s.beta / (k + 1) ** s.beta_decay * v
+        w = w - s.beta / (k + 1) ** power * v
     return w, kept
 
 

@@ -54,7 +54,7 @@ def trained(folder: Path, method: str, extra: str = "", label: str = "state") ->
         f'client = "ward"\nlabel = "{label}"\nfeatures = ["age", "dose"]\n{extra}\n'
         f'[model]\nname = "mlr"\n[method]\n{METHODS[method]}\n'
     )
-    Recording.begin(Config.load(path), folder / "run").run()
+    Recording.begin(Config.load(path), folder / "run").train()
     (folder / "all.csv").unlink()  # what follows does without the training data
     return folder / "run"
 
@@ -195,7 +195,7 @@ def test_bad_input_writes_nothing(model_run: Path, tmp_path: Path) -> None:
     (tmp_path / "no.safetensors").write_bytes(b"nothing")
     done = perfed("predict", tmp_path / "no.safetensors", "--data", tmp_path / "new.csv")
     assert done.returncode == 2
-    assert "is no model file of perfed" in done.stderr
+    assert "is not a perfed model file" in done.stderr
 
 
 def test_local_has_nothing_to_adapt(model_run: Path) -> None:
@@ -228,11 +228,11 @@ def test_models_of_every_kind_come_back(tmp_path: Path) -> None:
         path.write_text(
             f'rounds = 1\ncohort = 2\n[data]\n{data}\n[model]\n{model}\n[method]\nname = "fedavg"\n'
         )
-        result = Recording.begin(Config.load(path), tmp_path / str(i)).run()
+        result = Recording.begin(Config.load(path), tmp_path / str(i)).train()
         saved = load_model(tmp_path / str(i) / "model.safetensors")
-        for a, b in zip(*map(jax.tree.leaves, (saved.params, result.state.w)), strict=True):
+        for a, b in zip(*map(jax.tree.leaves, (saved.params, result.state.params)), strict=True):
             np.testing.assert_array_equal(a, b)
-        x = result.setup.federation.test.client(0)[0]
+        x = result.experiment.federation.test.client(0)[0]
         np.testing.assert_array_equal(saved.predict(x), result.predict(0, x, kind="global"))
         shutil.rmtree(tmp_path / str(i))
 

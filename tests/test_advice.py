@@ -15,17 +15,12 @@ import pytest
 from perfed import FedAvg, LowPrecision, PerFedAvg, PFedMe, Sign, Vectorized
 from perfed.core.errors import ConfigError, DivergedError
 from perfed.data import Federation
+from perfed.methods.schedules import Harmonic, Polynomial
 from perfed.runs.config import Config
-from perfed.theory.advice import (
-    _candidates,
-    _changes,
-    _message,
-    _within_bytes,
-    _within_seconds,
-    advise,
-)
+from perfed.theory.advice import advise, candidates
 from perfed.theory.conditions import Condition, Diagnosis, diagnose, inner_steps
-from problems import QUADRATIC, federation, noisy, quadratics, setup
+from perfed.theory.targets import message_bytes, sent_examples, within_bytes, within_seconds
+from problems import QUADRATIC, experiment, federation, noisy, quadratics
 from test_theory import some_constants
 
 SYNTHETIC: dict[str, Any] = {
@@ -45,7 +40,7 @@ def perfed(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[s
 
 def loss(values: dict[str, Any]) -> float:
     config = Config.checked(values)
-    return float(config.run(config.build()).scores["personalized"].loss.mean())
+    return float(config.train(config.build()).scores["personalized"].loss.mean())
 
 
 @pytest.mark.parametrize("method", ["per-fedavg", pytest.param("pfedme", marks=pytest.mark.slow)])
@@ -71,12 +66,12 @@ def test_a_target_of_bytes_is_kept() -> None:
     """Coarser messages where float32's do not fit; fewer rounds where none do; an error at last."""
     values = SYNTHETIC | {"method": {"name": "fedavg"}}
     engine = Config.checked(values).build()
-    message = 4 * sum(leaf.size for leaf in engine.start().w.values()) + 10
+    message = 4 * sum(leaf.size for leaf in engine.init().params.values()) + 10
     everything = 60 * 5 * message
-    changes, config = _changes(engine), Config.checked(values)
+    examples, config = sent_examples(engine), Config.checked(values)
 
     def within(budget: float) -> dict[str, Any]:
-        return {line.setting: line.value for line in _within_bytes(config, engine, changes, budget)}
+        return {line.setting: line.value for line in within_bytes(config, engine, examples, budget)}
 
     plenty, less, little, least = (within(everything / k) for k in (0.32, 8, 100, 3000))
     assert plenty == {"codec.name": "float32", "cohort": 12}
@@ -86,7 +81,7 @@ def test_a_target_of_bytes_is_kept() -> None:
         within(20)
     budget = everything / 100
     advised = Config.checked(advise(values, target_bytes=budget).values)
-    assert advised.run(advised.build()).traffic.uplink.sum() <= budget
+    assert advised.train(advised.build()).traffic.uplink.sum() <= budget
 
 
 def test_a_target_of_time_counts_real_cohorts() -> None:
@@ -95,17 +90,17 @@ def test_a_target_of_time_counts_real_cohorts() -> None:
     values = SYNTHETIC | {"method": {"name": "fedavg"}, "network": slow}
     config = Config.checked(values)
     engine = config.build()
-    lines = {s: v for s, v, _ in _within_seconds(config, engine, _changes(engine), 200.0)}
+    lines = {s: v for s, v, _ in within_seconds(config, engine, sent_examples(engine), 200.0)}
     codec = {"name": lines["codec.name"]}
     if "codec.levels" in lines:
         codec["levels"] = lines["codec.levels"]
     method = {"name": "fedavg", "tau": lines["method.tau"]}
     advised = Config.checked(values | {"codec": codec, "method": method, "rounds": lines["rounds"]})
-    seconds = advised.run(advised.build()).costs.seconds
+    seconds = advised.train(advised.build()).costs.seconds
     assert seconds is not None
     assert 100 < seconds[-1] < 230
     with pytest.raises(ConfigError, match="not one round"):
-        _within_seconds(config, engine, _changes(engine), 1e-6)
+        within_seconds(config, engine, sent_examples(engine), 1e-6)
 
 
 def test_a_second_message_is_counted() -> None:
@@ -113,8 +108,7 @@ def test_a_second_message_is_counted() -> None:
         Config.checked(SYNTHETIC | {"method": {"name": "per-fedavg", "send_iterate": sent}}).build()
         for sent in (False, True)
     )
-    changes = _changes(alone)
-    assert _message(0, both, changes) == 2 * _message(0, alone, changes)
+    assert message_bytes(0, sent_examples(both)) == 2 * message_bytes(0, sent_examples(alone))
 
 
 @pytest.mark.slow
@@ -122,7 +116,7 @@ def test_targets_are_kept_whatever_was_given() -> None:
     """Another codec's settings are replaced, the downlink is kept, recipes are resolved."""
     sparse = {"method": {"name": "fedavg"}, "codec": {"name": "top-k", "fraction": 0.05}}
     counted = Config.checked(advise(SYNTHETIC | sparse, target_bytes=1e5).values)
-    assert counted.run(counted.build()).traffic.uplink.sum() <= 1e5
+    assert counted.train(counted.build()).traffic.uplink.sum() <= 1e5
     recipe = {"method": {"name": "fedpaq", "lr": 0.01, "r": 5},
               "codec": {"downlink": {"name": "float16"}}}  # fmt: skip
     own = {key: value for key, value in SYNTHETIC.items() if key != "cohort"} | recipe
@@ -167,11 +161,11 @@ def test_every_candidate_meets_its_own_limits(curvature: float) -> None:
     values = SYNTHETIC | {"method": {"name": "pfedme"}}
     L = np.array([0.3, 1.0, 1.0, 1.0, 2.0]) * curvature
     constants = replace(some_constants(L=float(L.max())), client_L=L)
-    _, candidates = _candidates(Config.checked(values), constants)
-    assert len({c["lam"] for c in candidates}) == 3
-    for chosen in candidates:
-        made = Config.checked(values | {"method": {"name": "pfedme"} | chosen}).build_recipe()
-        found = diagnose(setup(made.method), replace(constants, q=0.0), 60)
+    _, tried = candidates(Config.checked(values), constants)
+    assert len({c["lam"] for c in tried}) == 3
+    for chosen in tried:
+        made = Config.checked(values | {"method": {"name": "pfedme"} | chosen}).build_preset()
+        found = diagnose(experiment(made.method), replace(constants, q=0.0), 60)
         for text in ("inner_lr", "eta lambda"):
             assert named(found, text).holds
 
@@ -198,8 +192,10 @@ def test_nothing_is_advised_where_nothing_can_be_measured() -> None:
 
 
 def of(method: Any, rounds: int = 100, cohort: int = 5, **constants: float) -> Diagnosis:
-    made = setup(method, cohort=cohort)
-    return diagnose(made, replace(some_constants(**constants), q=made.codec.variance((4,))), rounds)
+    made = experiment(method, cohort=cohort)
+    return diagnose(
+        made, replace(some_constants(**constants), q=made.pipeline.variance((4,))), rounds
+    )
 
 
 def terms(diagnosis: Diagnosis, which: int = 0) -> dict[str, float]:
@@ -245,31 +241,31 @@ def test_conditions_are_the_papers() -> None:
     assert named(avg, "lr < 2/L").limit == pytest.approx(2 / 3)
     lost = 4 * 3 / (2 * 4)
     assert named(avg, "tau").limit == pytest.approx(((lost**2 + 0.8) ** 0.5 - lost) / 8 * 10)
-    slow = of(FedAvg(lr=8.0, tau=4, diminishing=True), mu=0.5, L=1)
+    slow = of(FedAvg(lr=8.0, tau=4, schedule=Harmonic()), mu=0.5, L=1)
     assert named(slow, "4/lr").factor == pytest.approx(1)
     assert (
         slow.derived["k_0"]
-        == of(FedAvg(lr=8.0, tau=4, diminishing=True), mu=9.0, L=1).derived["k_0"]
+        == of(FedAvg(lr=8.0, tau=4, schedule=Harmonic()), mu=9.0, L=1).derived["k_0"]
     )
     assert not any(c.text.startswith("lr <") for c in slow.conditions)
     first_order = of(PerFedAvg(variant="fo", adapt_steps=3))
     assert {"the Hessian term is kept", "one adaptation step"} <= {
         c.text for c in first_order.broken
     }
-    decaying = of(PerFedAvg(beta_decay=0.5), rounds=4)
+    decaying = of(PerFedAvg(schedule=Polynomial(0.5)), rounds=4)
     assert (decaying.bounds, named(decaying, "a constant beta").holds) == ([], False)
-    run = setup(PFedMe(), weighting="size", sampling="epochs", codec=LowPrecision(1))
+    run = experiment(PFedMe(), weighting="size", sampling="epochs", codec=LowPrecision(1))
     broken = {c.text for c in diagnose(run, some_constants(), 10).broken}
     assert {"uniform averages", "independent batches", "messages without loss"} <= broken
 
 
 def test_a_biased_codec_has_no_bound() -> None:
-    made = setup(FedAvg(), codec=Sign())
+    made = experiment(FedAvg(), codec=Sign())
     found = diagnose(made, replace(some_constants(), q=None), 10)
     assert not found.bounds
     assert not named(found, "the codec is unbiased").holds
-    quantized = setup(FedAvg(), codec=LowPrecision(1))
-    q = quantized.codec.variance((4,))
+    quantized = experiment(FedAvg(), codec=LowPrecision(1))
+    q = quantized.pipeline.variance((4,))
     assert diagnose(quantized, replace(some_constants(), q=q), 10).derived["q"] == q == 2
 
 
@@ -293,16 +289,16 @@ def test_breaking_a_condition_tenfold_diverges() -> None:
     data = federation(4)
     L = max(np.linalg.eigvalsh(client.A).max() for client in quadratics(data))
     for factor, settles in ((0.5, True), (10.0, False)):
-        made = setup(FedAvg(lr=2 * factor / L, tau=5, batch="full"), data, task=QUADRATIC)
+        made = experiment(FedAvg(lr=2 * factor / L, tau=5, batch="full"), data, task=QUADRATIC)
         limit = named(diagnose(made, replace(some_constants(L=L), q=0.0), 30), "lr < 2/L")
         assert limit.holds == settles
         engine = Vectorized(made)
         if settles:
-            before, after = (engine.advance(engine.start(), k).w for k in (0, 30))
+            before, after = (engine.advance(engine.init(), k).params for k in (0, 30))
             assert np.abs(after).max() < 10 * np.abs(before).max()
         else:
             with pytest.raises(DivergedError, match="perfed diagnose"):
-                engine.advance(engine.start(), 60)
+                engine.advance(engine.init(), 60)
 
 
 CONFIG = """

@@ -176,7 +176,7 @@ def test_progress_in_a_terminal_and_ctrl_c(config: Path) -> None:
         [
             sys.executable,
             "-c",
-            f"{listening}; from perfed.cli.app import main; main()",
+            f"{listening}; from perfed.cli import main; main()",
             "run",
             str(config),
             "--set",

@@ -22,6 +22,7 @@ from perfed import (
     Sign,
     TopK,
 )
+from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import CODECS
 
 ALL = [
@@ -40,7 +41,7 @@ ALL = [
     TopK(0.3, LowPrecision(3)),
     RandomK(0.1),
     RandomK(0.5, Sign()),
-    RandomK(0.2, error_feedback=True),
+    RandomK(0.2).with_feedback(),
 ]
 
 
@@ -262,11 +263,13 @@ def test_codecs_with_a_bias_have_no_variance_constant() -> None:
         TopK(0.1),
         Sign(),
         Float16(),
-        RandomK(0.1, error_feedback=True),
+        RandomK(0.1).with_feedback(),
         RandomK(0.1, Sign()),
-        LowPrecision(2, error_feedback=True),
     ):
         assert codec.variance((50,)) is None
+    for biased in (Pipeline.of(LowPrecision(2), True), Pipeline.of(clip=1.0)):
+        assert biased.variance((50,)) is None
+    assert Pipeline.of(LowPrecision(2)).variance((50,)) == LowPrecision(2).variance((50,))
 
 
 def test_rounding_of_one_entry_says_nothing_of_another() -> None:
@@ -289,7 +292,7 @@ def test_random_k_is_unbiased_and_top_k_takes_the_largest() -> None:
     assert np.all(np.count_nonzero(draws, axis=1) == 10)
     error = np.abs(x) * np.sqrt(3 / DRAWS)  # each is 4x with probability 1/4
     assert np.all(np.abs(draws.mean(axis=0) - x) <= 5 * error)
-    kept = RandomK(0.25, error_feedback=True).compress(key(0), x)
+    kept = RandomK(0.25).with_feedback().compress(key(0), x)
     assert set(np.asarray(kept)[np.asarray(kept) != 0]) <= set(x)
     top = np.asarray(TopK(0.25).compress(key(0), x))
     largest = np.argsort(-np.abs(x))[:10]
@@ -485,7 +488,7 @@ def test_decoding_a_large_message_needs_little_memory(codec: Codec) -> None:
         (lambda: TopK(0.0), "fraction"),
         (lambda: RandomK(1.5), "fraction"),
         (lambda: TopK(0.1, TopK(0.1)), "inner"),
-        (lambda: TopK(0.1, Sign(error_feedback=True)), "inner"),
+        (lambda: TopK(0.1, 3), "inner"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_settings_name_themselves(make: Any, field: str) -> None:

@@ -1,6 +1,7 @@
 """What is sent in a round: every method with every codec, its bytes, and what it costs in time."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from perfed import (
     Config,
     ConfigError,
     DataError,
+    Experiment,
     FedAvg,
     Federation,
     FieldError,
@@ -28,10 +30,10 @@ from perfed import (
     Network,
     PerFedAvg,
     PFedMe,
+    Pipeline,
     RandomK,
     Result,
     Sequential,
-    Setup,
     Sign,
     Task,
     TopK,
@@ -43,11 +45,16 @@ from perfed import (
     synthetic,
 )
 from perfed.core.random import Purpose, fold
-from perfed.methods import METHODS
+from perfed.core.trees import row
+from perfed.evaluation import SimulationEvaluator
+from perfed.methods import Received, method_names
+from perfed.methods.schedules import Harmonic
 from perfed.pipeline.codecs import CODECS
 from perfed.report.figures import curve_picture
 from perfed.runs.summary import summarize
-from perfed.simulation import Kept, Traffic
+from perfed.simulation import Traffic
+from perfed.simulation.experiment import NO_RECORD
+from perfed.simulation.round import train_client
 
 METHODS_TRIED: list[Method] = [
     FedAvg(lr=0.1, tau=5, batch=20),
@@ -55,14 +62,14 @@ METHODS_TRIED: list[Method] = [
     PFedMe(lam=5.0, eta=0.05, local_rounds=5, inner_lr=0.1),
     Local(lr=0.1, tau=5),
 ]
-CODECS_TRIED: list[Codec] = [
-    Float32(),
-    Float16(),
-    BFloat16(),
-    LowPrecision(4),
-    Sign(error_feedback=True),
-    TopK(0.2, LowPrecision(7), error_feedback=True),
-    RandomK(0.3),
+PIPELINES_TRIED = [
+    Pipeline(),
+    Pipeline.of(Float16()),
+    Pipeline.of(BFloat16()),
+    Pipeline.of(LowPrecision(4)),
+    Pipeline.of(Sign(), error_feedback=True),
+    Pipeline.of(TopK(0.2, LowPrecision(7)), error_feedback=True),
+    Pipeline.of(RandomK(0.3)),
 ]
 
 
@@ -75,59 +82,62 @@ def data() -> Federation:
 PAIRS = [
     pytest.param(
         method,
-        codec,
-        id=f"{method.name}, {codec.name}",
+        pipeline,
+        id=f"{method.name}, {pipeline.codec.name}",
         marks=()
-        if isinstance(method, FedAvg) or isinstance(codec, LowPrecision)
+        if isinstance(method, FedAvg) or isinstance(pipeline.codec, LowPrecision)
         else pytest.mark.slow,
     )
     for method in METHODS_TRIED
-    for codec in CODECS_TRIED
+    for pipeline in PIPELINES_TRIED
 ]
 
 
-@pytest.mark.parametrize(("method", "codec"), PAIRS)
-def test_every_method_with_every_codec(data: Federation, method: Method, codec: Codec) -> None:
+@pytest.mark.parametrize(("method", "pipeline"), PAIRS)
+def test_every_method_with_every_codec(
+    data: Federation, method: Method, pipeline: Pipeline
+) -> None:
     """It learns, and a round's bytes are the lengths of the messages that `encode` makes."""
-    setup = Setup(data, Task(MLR(12, 4)), method, 4, seed=3, codec=codec)
-    engine = Vectorized(setup)
-    first = engine.start()
-    state, traffic = engine.record(first, 1)
-    assert traffic.downlink[0] == (
-        len(Float32().encode(fold(0, Purpose.INIT), first.w)) * method.sends
-    )
-    plain = dataclasses.replace(setup, codec=Float32())
-    world = plain.world()
-    turn = jax.jit(plain.take_turn)
-    memory = method.first_memory(first.w)
-    for client, sent in zip(traffic.cohort[0], traffic.uplink[0], strict=True):
-        given = turn(world, first.w, Kept(memory, None), 0, client)
+    experiment = Experiment(data, Task(MLR(12, 4)), method, 4, seed=3, pipeline=pipeline)
+    engine = Vectorized(experiment)
+    first = engine.init()
+    state, traffic = engine.run(first, 1)
+    sends = not isinstance(method, Local)
+    model = experiment.init_params()
+    whole = len(Float32().encode(fold(0, Purpose.INIT), model))
+    assert traffic.downlink[0] == (whole if sends else 0)
+    plain = dataclasses.replace(experiment, pipeline=Pipeline())
+    train = jax.jit(partial(train_client, plain))
+    record = row(plain.init_state().clients, 0)
+    received = plain.received(first, record)
+    for client, length in zip(traffic.cohort[0], traffic.uplink[0], strict=True):
+        trained = train(plain.device_data(), received, record, 0, client)
         key = jax.random.fold_in(fold(3, Purpose.UPLINK, 0, int(client)), 0)
-        message = codec.encode(key, given.change)
-        assert sent == (len(message) if method.sends else 0)
-        assert len(codec.decode(message, first.w)["w"]) == 4
-    from perfed.evaluation.evaluator import Evaluator
-
-    score = Evaluator(engine)
+        if not sends:
+            assert (jax.tree.leaves(trained.written), length) == ([], 0)
+            continue
+        message = pipeline.codec.encode(key, trained.written)
+        assert length == len(message)
+        assert len(pipeline.codec.decode(message, first.params)["w"]) == 4
+    score = SimulationEvaluator(engine)
     last = engine.advance(state, 25)
     before, after = (score(s).scores["personalized"].loss.mean() for s in (first, last))
     assert after < 0.8 * before
 
 
 def test_all_methods_and_codecs_are_tried() -> None:
-    assert {type(m) for m in METHODS_TRIED} == set(METHODS.values())
-    assert {type(c) for c in CODECS_TRIED} == set(CODECS.values())
+    assert {m.name for m in METHODS_TRIED} == set(method_names())
+    assert {type(p.codec) for p in PIPELINES_TRIED} == set(CODECS.values())
 
 
 def test_engines_agree_on_what_is_sent(data: Federation) -> None:
     """One client after another or all at once: the same models, and the same bytes."""
-    codec = LowPrecision(15, error_feedback=True)
-    setup = Setup(
-        data, Task(MLR(12, 4)), PFedMe(), 5, codec=codec, downlink=LowPrecision(1023)
-    )  # fmt: skip
-    results = [
-        engine.record(engine.start(), 3) for engine in (Sequential(setup), Vectorized(setup))
-    ]
+    pipeline = Pipeline.of(LowPrecision(15), error_feedback=True)
+    experiment = Experiment(
+        data, Task(MLR(12, 4)), PFedMe(), 5, pipeline=pipeline, downlink=LowPrecision(1023)
+    )
+    engines = (Sequential(experiment), Vectorized(experiment))
+    results = [engine.run(engine.init(), 3) for engine in engines]
     (one, sent), (other, sent_too) = results
     np.testing.assert_array_equal(sent.cohort, sent_too.cohort)
     np.testing.assert_array_equal(sent.downlink, sent_too.downlink)
@@ -135,10 +145,10 @@ def test_engines_agree_on_what_is_sent(data: Federation) -> None:
     for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert sent.uplink.shape == (3, 5)
-    pieces = Vectorized(setup)
-    state, first = pieces.record(pieces.start(), 1)
-    _, rest = pieces.record(state, 2)
-    for a, b in zip(Traffic.joined([first, rest]), sent_too, strict=True):
+    pieces = Vectorized(experiment)
+    state, first = pieces.run(pieces.init(), 1)
+    _, rest = pieces.run(state, 2)
+    for a, b in zip(Traffic.concatenate([first, rest]), sent_too, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -146,57 +156,60 @@ def test_every_round_and_message_has_randomness_of_its_own(data: Federation) -> 
     """Round 1's messages, the iterate among them, by the keys of round 1 and of their number."""
     codec = LowPrecision(2)
     method = PerFedAvg("fo", alpha=0.1, beta=0.1, tau=3, send_iterate=True)
-    setup = Setup(data, Task(MLR(12, 4)), method, 3, codec=codec, downlink=LowPrecision(9))
-    engine = Sequential(setup)
-    state = engine.advance(engine.start(), 1)
-    after, traffic = engine.record(state, 1)
-    plain = dataclasses.replace(setup, codec=Float32())
+    experiment = Experiment(
+        data, Task(MLR(12, 4)), method, 3, pipeline=Pipeline.of(codec), downlink=LowPrecision(9)
+    )
+    engine = Sequential(experiment)
+    state = engine.advance(engine.init(), 1)
+    after, traffic = engine.run(state, 1)
+    plain = dataclasses.replace(experiment, pipeline=Pipeline())
     down_key = fold(0, Purpose.DOWNLINK, 1)
-    w = LowPrecision(9).compress(down_key, state.w)
-    assert traffic.downlink[0] == len(LowPrecision(9).encode(down_key, state.w))
-    turn, world = jax.jit(plain.take_turn), plain.world()
+    w = LowPrecision(9).compress(down_key, state.params)
+    assert traffic.downlink[0] == len(LowPrecision(9).encode(down_key, state.params))
+    train, rows = jax.jit(partial(train_client, plain)), plain.device_data()
     moves = []
     for client, sent in zip(traffic.cohort[0], traffic.uplink[0], strict=True):
-        given = turn(world, w, Kept(None, None), 1, client)
+        trained = train(rows, Received(w), NO_RECORD, 1, client)
         key = fold(0, Purpose.UPLINK, 1, int(client))
         first, second = (jax.random.fold_in(key, i) for i in (0, 1))
-        lengths = len(codec.encode(first, given.change)) + len(codec.encode(second, given.iterate))
-        assert sent == lengths
-        moves.append(codec.compress(second, given.iterate))
+        lengths = [len(codec.encode(first, trained.written)),
+                   len(codec.encode(second, trained.extra))]  # fmt: skip
+        assert sent == sum(lengths)
+        moves.append(codec.compress(second, trained.extra))
     mean = jax.tree.map(lambda *parts: sum(parts) / 3, *moves)
-    found = jax.tree.map(lambda a, b: a - b, after.iterate, state.w)
+    found = jax.tree.map(lambda a, b: a - b, after.server_state, state.params)
     for a, b in zip(*map(jax.tree.leaves, (found, mean)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_no_rounds_change_nothing(data: Federation) -> None:
-    setup = Setup(data, Task(MLR(12, 4)), FedAvg(), 2)
+    setup = Experiment(data, Task(MLR(12, 4)), FedAvg(), 2)
     for engine in (Sequential(setup), Vectorized(setup)):
-        state, traffic = engine.record(engine.start(), 0)
+        state, traffic = engine.run(engine.init(), 0)
         assert int(state.round) == 0
         assert traffic.uplink.shape == (0, 2)
 
 
 def test_more_rounds_than_a_block_records(data: Federation) -> None:
-    engine = Vectorized(Setup(data, Task(MLR(12, 4)), FedAvg(tau=1), 2))
-    state, traffic = engine.record(engine.start(), 300)
+    engine = Vectorized(Experiment(data, Task(MLR(12, 4)), FedAvg(tau=1), 2))
+    state, traffic = engine.run(engine.init(), 300)
     assert int(state.round) == 300
     assert traffic.uplink.shape == (300, 2)
     assert len(set(traffic.uplink.ravel())) == 1  # float32: all of one length
     assert len({tuple(c) for c in traffic.cohort}) > 20
     for round in (0, 255, 256, 299):
-        np.testing.assert_array_equal(traffic.cohort[round], engine.setup.pick_cohort(round))
+        np.testing.assert_array_equal(traffic.cohort[round], engine.experiment.sample_cohort(round))
 
 
 def test_it_is_the_change_that_is_quantized() -> None:
     """One FedPAQ round in NumPy: w + mean of Q(w_i - w); never Q of a model."""
     data = problems.federation(sizes=(30, 40))
     method = FedAvg(lr=0.05, tau=1, batch="full")
-    setup = dataclasses.replace(problems.setup(method, data), codec=LowPrecision(2))
+    setup = problems.experiment(method, data, codec=LowPrecision(2))
     engine = Sequential(setup)
-    first = engine.start()
-    w = jnp.full_like(first.w, 3.0)
-    after = engine.advance(first._replace(w=w), 1).w
+    first = engine.init()
+    w = jnp.full_like(first.params, 3.0)
+    after = engine.advance(first._replace(params=w), 1).params
     changes = []
     for client in range(2):
         x, y = (np.asarray(part, np.float64) for part in data.train.client(client))
@@ -213,24 +226,25 @@ def test_error_feedback_stays_with_the_client_and_is_made_up_for() -> None:
     """What a message leaves out is kept, added to the next change, and not sent to anybody."""
     data = problems.federation(sizes=(30, 40))
     method = FedAvg(lr=0.05, tau=1, batch="full")
-    codec = TopK(0.3, error_feedback=True)
-    setup = dataclasses.replace(problems.setup(method, data), codec=codec)
+    codec = TopK(0.3)
+    setup = problems.experiment(method, data, codec=codec, error_feedback=True)
     engine = Vectorized(setup)
-    state = engine.start()
-    plain = Sequential(dataclasses.replace(setup, codec=Float32()))
-    kept = np.zeros((2, *np.shape(state.w)))
+    state = engine.init()
+    plain = dataclasses.replace(setup, pipeline=Pipeline())
+    kept = np.zeros((2, *np.shape(state.params)))
     for round in range(3):
         due, sent = [], []
         for client in range(2):
-            given = plain.setup.take_turn(
-                plain.setup.world(), state.w, Kept(None, None), round, client
-            )
-            due.append(np.asarray(given.change) + kept[client])
+            received = Received(state.params)
+            trained = train_client(plain, plain.device_data(), received, NO_RECORD, round, client)
+            due.append(np.asarray(trained.written) + kept[client])
             sent.append(np.asarray(codec.compress(jax.random.key(0), jnp.asarray(due[-1]))))
             kept[client] = due[-1] - sent[-1]
         after = engine.advance(state, 1)
-        np.testing.assert_allclose(after.w, state.w + np.mean(sent, axis=0), rtol=1e-4, atol=1e-6)
-        residual = np.asarray(after.kept.residual)
+        np.testing.assert_allclose(
+            after.params, state.params + np.mean(sent, axis=0), rtol=1e-4, atol=1e-6
+        )
+        residual = np.asarray(after.clients.residual)
         np.testing.assert_allclose(residual, kept, rtol=1e-4, atol=1e-5)
         state = after
     assert np.abs(kept).max() > 0
@@ -240,39 +254,46 @@ def test_a_coarse_downlink_is_what_clients_start_from() -> None:
     data = problems.federation(sizes=(30,))
     method = FedAvg(lr=0.05, tau=1, batch="full")
     coarse = LowPrecision(3)
-    setup = dataclasses.replace(problems.setup(method, data), downlink=coarse)
+    setup = dataclasses.replace(problems.experiment(method, data), downlink=coarse)
     engine = Sequential(setup)
-    first = engine.start()
-    w = jnp.arange(1.0, 1.0 + len(first.w))
-    state, traffic = engine.record(first._replace(w=w), 1)
+    first = engine.init()
+    w = jnp.arange(1.0, 1.0 + len(first.params))
+    state, traffic = engine.run(first._replace(params=w), 1)
     key = fold(setup.seed, Purpose.DOWNLINK, 0)
     received = np.asarray(coarse.compress(key, w))
     assert np.abs(received - w).max() > 0.01
     x, y = (np.asarray(part, np.float64) for part in data.train.client(0))
     step = -0.05 * x.T @ (x @ received - y) / len(y)
-    np.testing.assert_allclose(state.w, w + step, rtol=1e-4)
+    np.testing.assert_allclose(state.params, w + step, rtol=1e-4)
     assert traffic.downlink[0] == len(coarse.encode(key, w))
-    for bad in (Sign(error_feedback=True), TopK(0.1)):
-        with pytest.raises(FieldError, match="must write all of a model, without error feedback"):
+    for bad in (RandomK(0.1), TopK(0.1)):
+        with pytest.raises(FieldError, match="must write all of a model"):
             dataclasses.replace(setup, downlink=bad)
 
 
 def test_the_iterate_is_sent_and_counted_too(data: Federation) -> None:
     """Per-FedAvg, Remark 4.7: a second message."""
     one, two = (
-        Setup(data, Task(MLR(12, 4)), PerFedAvg(tau=2, send_iterate=send), 2, codec=Float16())
+        Experiment(
+            data,
+            Task(MLR(12, 4)),
+            PerFedAvg(tau=2, send_iterate=send),
+            2,
+            pipeline=Pipeline.of(Float16()),
+        )
         for send in (False, True)
     )
-    bytes_of = [Vectorized(s).record(Vectorized(s).start(), 1)[1].uplink[0, 0] for s in (one, two)]
+    bytes_of = [Vectorized(e).run(Vectorized(e).init(), 1)[1].uplink[0, 0] for e in (one, two)]
     assert bytes_of[1] == 2 * bytes_of[0]
 
 
 def test_fedpaq_and_qsgd_are_fedavg_with_the_codec() -> None:
     """Algorithm 1, and the step sizes of Theorems 1 and 2."""
-    method, codec, cohort = fedpaq(rounds=100, tau=5, r=25, s=3, lr=0.1)
-    assert (method, codec, cohort) == (FedAvg(lr=0.1, tau=5, batch=10), LowPrecision(3), 25)
+    method, pipeline, cohort = fedpaq(rounds=100, tau=5, r=25, s=3, lr=0.1)
+    assert (method, cohort) == (FedAvg(lr=0.1, tau=5, batch=10), 25)
+    assert pipeline == Pipeline.of(LowPrecision(3))
     one = fedpaq(rounds=100, tau=5, mu=0.5).method
-    assert one == FedAvg(lr=8.0, tau=5, batch=10, diminishing=True)
+    assert one == FedAvg(lr=8.0, tau=5, batch=10, schedule=Harmonic())
     two = fedpaq(rounds=20, tau=5, smoothness=2.0).method
     assert isinstance(two, FedAvg)
     assert two.lr == pytest.approx(1 / (2 * np.sqrt(100)))
@@ -286,16 +307,16 @@ def test_fedpaq_and_qsgd_are_fedavg_with_the_codec() -> None:
 def test_theorem_1_rate_diminishes() -> None:
     """In round k all tau steps are 4 / (mu (k tau + 1)) times the gradient."""
     data = problems.federation(sizes=(30,))
-    method = FedAvg(lr=0.1, tau=3, batch="full", diminishing=True)
-    engine = Sequential(problems.setup(method, data))
-    state = engine.start()
+    method = FedAvg(lr=0.1, tau=3, batch="full", schedule=Harmonic())
+    engine = Sequential(problems.experiment(method, data))
+    state = engine.init()
     x, y = (np.asarray(part, np.float64) for part in data.train.client(0))
     for k in range(3):
         after = engine.advance(state, 1)
-        expected = np.asarray(state.w, np.float64)
+        expected = np.asarray(state.params, np.float64)
         for _ in range(3):
             expected = expected - 0.1 / (3 * k + 1) * x.T @ (x @ expected - y) / len(y)
-        np.testing.assert_allclose(after.w, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after.params, expected, rtol=1e-4, atol=1e-6)
         state = after
 
 
@@ -367,9 +388,9 @@ def test_fedpaq_wins_at_equal_simulated_time() -> None:
         return simulate(data, MLR(64, 10), method, rounds=rounds, codec=codec, **shared)
 
     runs = {
-        "fedpaq": run_of(paq.method, paq.codec, 200),
+        "fedpaq": run_of(paq.method, paq.pipeline.codec, 200),
         "fedavg": run_of(paq.method, Float32(), 60),
-        "qsgd": run_of(sgd.method, sgd.codec, 200),
+        "qsgd": run_of(sgd.method, sgd.pipeline.codec, 200),
     }
     seconds = {name: run.costs.seconds for name, run in runs.items()}
     # All of them as far as the one that stops first.
@@ -412,26 +433,26 @@ def test_codecs_from_a_file(tmp_path: Path) -> None:
         '[codec.downlink]\nname = "float16"\n[network]\nratio = 100\n'
     )
     run = config(tmp_path, text)
-    setup = run.build().setup
-    assert setup.codec == TopK(0.2, LowPrecision(3), error_feedback=True)
+    setup = run.build().experiment
+    assert setup.pipeline == Pipeline.of(TopK(0.2, LowPrecision(3)), error_feedback=True)
     assert setup.downlink == Float16()
-    result = run.run(run.build())
+    result = run.train(run.build())
     assert result.costs.seconds is not None
     assert result.costs.seconds[-1] > 0
     changed = config(tmp_path, text, "codec.downlink.name=low-precision", "codec.downlink.levels=9")
-    assert changed.build().setup.downlink == LowPrecision(9)
+    assert changed.build().experiment.downlink == LowPrecision(9)
 
 
 def test_fedpaq_from_a_file(tmp_path: Path) -> None:
     text = CONFIG.replace('"fedavg"', '"fedpaq"\ntau = 3\nr = 2\ns = 5\nlr = 0.1')
-    setup = config(tmp_path, text.replace("cohort = 3\n", "")).build().setup
+    setup = config(tmp_path, text.replace("cohort = 3\n", "")).build().experiment
     assert setup.method == FedAvg(lr=0.1, tau=3, batch=10)
-    assert setup.codec == LowPrecision(5)
+    assert setup.pipeline.codec == LowPrecision(5)
     assert setup.cohort == 2
     loaded = config(tmp_path, text.replace("cohort = 3\n", ""), "codec.downlink.name=float16")
-    assert loaded.build().setup.downlink == Float16()
+    assert loaded.build().experiment.downlink == Float16()
     again = Config.checked(loaded.resolved())  # what a run's folder keeps says the same
-    assert again.build_recipe() == loaded.build_recipe()
+    assert again.build_preset() == loaded.build_preset()
     assert loaded.resolved()["codec"]["levels"] == 5
 
 

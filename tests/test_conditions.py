@@ -8,15 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import FedAvg, Local, LowPrecision, PerFedAvg, PFedMe, Setup, Task, TopK, Vectorized
+from perfed import (
+    Experiment,
+    FedAvg,
+    Local,
+    LowPrecision,
+    PerFedAvg,
+    PFedMe,
+    Task,
+    TopK,
+    Vectorized,
+)
 from perfed.data import Federation
+from perfed.methods import Received
+from perfed.methods.schedules import Harmonic
 from perfed.runs.presets import fedpaq
 from perfed.theory import bounds
 from perfed.theory.conditions import Condition, Diagnosis, diagnose
 from perfed.theory.constants import Constants, Effort, Estimate, measure
 from perfed.theory.distances import example_distances, label_distances
 from perfed.theory.study import study
-from problems import LOGISTIC, QUADRATIC, Linear, f32, federation, setup, start
+from problems import LOGISTIC, QUADRATIC, Linear, context, experiment, f32, federation, start
 from test_theory import some_constants
 
 # Every constant another number, and none of them 1 or another's square.
@@ -31,8 +43,8 @@ LOST = (N - R) / (R * (N - 1))
 
 
 def of(method: Any, rounds: int = K, options: Any = None, **other: Any) -> Diagnosis:
-    made = setup(method, **({"cohort": R} | (options or {})))
-    q = made.codec.variance((4,))
+    made = experiment(method, **({"cohort": R} | (options or {})))
+    q = made.pipeline.variance((4,))
     return diagnose(made, replace(some_constants(**(GIVEN | other)), q=q), rounds)
 
 
@@ -167,7 +179,7 @@ def test_fedpaq_by_hand(levels: int | None) -> None:
     assert named(found, "lr <= 1/").limit == pytest.approx(1 / (L * sqrt(T)))
 
     rounds = 4000
-    found = of(FedAvg(lr=4 / MU, tau=tau, batch=m, diminishing=True), rounds, options)
+    found = of(FedAvg(lr=4 / MU, tau=tau, batch=m, schedule=Harmonic()), rounds, options)
     k0 = ceil(4 * max(L / MU, 4 * (B1 / MU**2 + 1), 1 / tau, 4 * N / (MU**2 * tau)))
     unsampled = 8 * (1 + q) * N * LOST
     C1 = 16 * noise / MU**2 * (1 + 2 * q + unsampled)
@@ -185,7 +197,7 @@ def test_fedpaq_by_hand(levels: int | None) -> None:
     )
     assert f"--after {k0}" in bound.note
     # A shorter run is bounded from k_0 on only, and says so.
-    early = of(FedAvg(lr=4 / MU, tau=tau, batch=m, diminishing=True), k0 - 1, options)
+    early = of(FedAvg(lr=4 / MU, tau=tau, batch=m, schedule=Harmonic()), k0 - 1, options)
     assert not named(early, "K >= k_0").holds
     assert early.bounds[0].terms["start"] == pytest.approx((GRADIENT / MU) ** 2)
     full = of(FedAvg(lr=lr, tau=tau, batch="full"), options=options)
@@ -221,7 +233,7 @@ def edges() -> list[Any]:
         ("lr < 2/L", lambda f: FedAvg(lr=f * 2 / L), {}),
         ("lr < 2/L", lambda f: Local(lr=f * 2 / L), {}),
         ("lr <= 1/(L sqrt(T))", lambda f: FedAvg(lr=f / (L * sqrt(T)), tau=3), {}),
-        ("4/lr <= mu", lambda f: FedAvg(lr=4 / (f * MU), diminishing=True), {}),
+        ("4/lr <= mu", lambda f: FedAvg(lr=4 / (f * MU), schedule=Harmonic()), {}),
         ("inner_lr", lambda f: replace(inner, inner_lr=f * 2 / (9 + L)), {}),
         ("eta lambda", lambda f: replace(inner, eta=f / 9), {}),
         ("eta <= eta_hat_1", lambda f: replace(inner, eta=f * eta_1 / (1.5 * 2)), {}),
@@ -250,7 +262,7 @@ def test_whole_numbers_at_their_edges() -> None:
     """T, k_0, K and rounds: one more or one less."""
     assert not named(of(FedAvg(tau=1), rounds=1), "T >= 2").holds
     assert named(of(FedAvg(tau=1), rounds=2), "T >= 2").holds
-    method = FedAvg(lr=4 / MU, diminishing=True)
+    method = FedAvg(lr=4 / MU, schedule=Harmonic())
     k0 = int(of(method).derived["k_0"])
     assert named(of(method, rounds=k0), "K >= k_0").holds
     assert not named(of(method, rounds=k0 - 1), "K >= k_0").holds
@@ -266,7 +278,7 @@ def test_whole_numbers_at_their_edges() -> None:
 
 def test_at_its_exact_limit_a_condition_holds() -> None:
     """4/lr = mu, with mu measured: rounding is no reason to call it broken."""
-    made = setup(FedAvg(lr=16.0, diminishing=True), alike(3, 1.0))
+    made = experiment(FedAvg(lr=16.0, schedule=Harmonic()), alike(3, 1.0))
     found = measure(Vectorized(made), f32(start()))
     assert found.mu.low < 0.25
     assert named(diagnose(made, found, 10), "4/lr").holds
@@ -281,13 +293,13 @@ def test_an_edge_of_nothing() -> None:
 
 def test_convexity_is_taken_from_the_penalty_or_the_low_end() -> None:
     """mu's interval: its low end, unless a penalty says that it cannot be less."""
-    made = setup(FedAvg(lr=4.0, diminishing=True))
+    made = experiment(FedAvg(lr=4.0, schedule=Harmonic()))
     c = replace(some_constants(), mu=Estimate(0.5, 0.3, 0.6))
     assert named(diagnose(made, c, 10), "4/lr").limit == pytest.approx(0.3)
-    ridge = setup(FedAvg(lr=4.0, diminishing=True), task=replace(QUADRATIC, l2=0.45))
+    ridge = experiment(FedAvg(lr=4.0, schedule=Harmonic()), task=replace(QUADRATIC, l2=0.45))
     assert named(diagnose(ridge, c, 10), "4/lr").limit == pytest.approx(0.45)
     assert not diagnose(made, replace(c, mu=Estimate(0.1, -0.3, 0.6)), 10).bounds
-    pfedme = setup(PFedMe(), task=replace(QUADRATIC, l2=0.45))
+    pfedme = experiment(PFedMe(), task=replace(QUADRATIC, l2=0.45))
     assert diagnose(pfedme, c, 10).derived["mu_F"] == pytest.approx(15 * 0.45 / 15.45)
 
 
@@ -322,17 +334,17 @@ def alike(clients: int, different: float) -> Federation:
 def fedpaq_run(different: float) -> tuple[int, Diagnosis]:
     """How often (12) is exceeded over 120 rounds from k_0 on; and the diagnosis."""
     data, r, tau, mu = alike(10, different), 2, 5, 0.25
-    method = FedAvg(lr=4 / mu, tau=tau, batch="full", diminishing=True)
-    made = Setup(data, Task(Linear(), loss=QUADRATIC.loss), method, r)
+    method = FedAvg(lr=4 / mu, tau=tau, batch="full", schedule=Harmonic())
+    made = Experiment(data, Task(Linear(), loss=QUADRATIC.loss), method, r)
     engine = Vectorized(made)
     optimum = np.mean([data.train.client(i)[1] for i in range(10)], axis=0)
     constants = measure(engine, jnp.asarray(optimum, jnp.float32), Effort(steps=4))
     found = diagnose(made, constants, 2000)
     k0 = int(found.derived["k_0"])
     C = bounds.FedPAQConstants(*(found.derived[k] for k in ("C1", "C2", "C3")))
-    state, over, first = engine.advance(engine.start(), k0), 0, 0.0
+    state, over, first = engine.advance(engine.init(), k0), 0, 0.0
     for k in range(k0, k0 + 120):
-        distance = float(np.sum((np.asarray(state.w, float) - optimum) ** 2))
+        distance = float(np.sum((np.asarray(state.params, float) - optimum) ** 2))
         first = first or distance
         over += distance > (1 + 1e-3) * sum(bounds.fedpaq_theorem_1(first, C, k, k0, tau)) + 1e-12
         state = engine.advance(state, 1)
@@ -361,7 +373,7 @@ def test_clients_alike_in_labels_may_differ_in_gradients() -> None:
     y = np.array([0.0, 1.0] * 10, np.float32)
     parts = [(np.outer(2 * y - 1, np.eye(4)[i]).astype(np.float32), y) for i in (0, 1)]
     data = Federation.of(parts, parts)
-    found = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), jnp.zeros(4))
+    found = measure(Vectorized(experiment(FedAvg(), data, task=LOGISTIC)), jnp.zeros(4))
     classes = Federation.of([(x, y.astype(int)) for x, y in parts],
                             [(x, y.astype(int)) for x, y in parts])  # fmt: skip
     assert label_distances(classes).max() == 0
@@ -372,7 +384,7 @@ def test_clients_alike_in_labels_may_differ_in_gradients() -> None:
 def test_the_gradient_is_that_of_the_mean_and_of_the_last_model() -> None:
     """It stands for the distance in FedPAQ's Theorem 1: |grad f|, not the largest client's."""
     data, w = federation(2), start()
-    engine = Vectorized(setup(FedAvg(lr=9.0, diminishing=True), data))
+    engine = Vectorized(experiment(FedAvg(lr=9.0, schedule=Harmonic()), data))
     found = measure(engine, f32(w))
     x, y = (np.concatenate(part) for part in zip(*map(data.train.client, range(5)), strict=True))
     weights = np.repeat(1 / (5 * np.asarray(data.train.size)), data.train.size)
@@ -388,7 +400,7 @@ def test_the_gradient_is_that_of_the_mean_and_of_the_last_model() -> None:
 def test_intervals_of_hessian_spreads_reach_to_their_residuals() -> None:
     """After two Lanczos steps of four a norm is too small: its interval reaches beyond it."""
     data = federation(2, sizes=(5, 9, 3, 12, 40), binary=True)
-    engine = Vectorized(setup(FedAvg(), data, task=LOGISTIC))
+    engine = Vectorized(experiment(FedAvg(), data, task=LOGISTIC))
     whole = Effort(steps=4, hessian_examples=64, hessian_clients=64, hessian_steps=4)
     few = replace(whole, hessian_steps=2)
     rough, exact = (measure(engine, f32(start()), effort) for effort in (few, whole))
@@ -405,25 +417,25 @@ def test_intervals_of_hessian_spreads_reach_to_their_residuals() -> None:
 def test_fedpaqs_personal_step_diminishes_with_the_local_ones() -> None:
     """lr is 4/mu, which no personal model survives: its step is that of the round."""
     data = federation()
-    recipe = fedpaq(rounds=10, mu=0.4, tau=5)
-    method = recipe.method
+    preset = fedpaq(rounds=10, mu=0.4, tau=5)
+    method = preset.method
     assert isinstance(method, FedAvg)
-    made = setup(replace(method, adapt_batch="full"), data)
+    made = experiment(replace(method, adapt_batch="full"), data)
     w = f32(start())
     for round in (0, 7):
-        objective = made.objective(made.world().train, 2)
-        own = made.method.personalize(objective, w, None, made.turn(round), made.turn(0).key)
+        objective = made.objective(made.device_data().train, 2)
+        own = made.method.personalize(objective, Received(w), None, context(round))
         rate = 10.0 / (5 * round + 1)
         np.testing.assert_allclose(own, w - rate * objective.grad(w), rtol=1e-5)
     fixed = replace(method, alpha=0.3, adapt_batch="full")
-    objective = made.objective(made.world().train, 2)
-    own = fixed.personalize(objective, w, None, made.turn(7), made.turn(0).key)
+    objective = made.objective(made.device_data().train, 2)
+    own = fixed.personalize(objective, Received(w), None, context(7))
     np.testing.assert_allclose(own, w - 0.3 * objective.grad(w), rtol=1e-5)
 
 
 def test_a_study_measures_both_models() -> None:
     """`--after`: what bounds both, in the order in which they are measured."""
-    made = setup(FedAvg(lr=4.0, diminishing=True), federation(2, sizes=(9, 30)))
+    made = experiment(FedAvg(lr=4.0, schedule=Harmonic()), federation(2, sizes=(9, 30)))
     engine = Vectorized(made)
     w = f32(3 * start())
     found = study(engine, 5, (("the first model", None), ("later", w)))

@@ -71,8 +71,8 @@ def write(tmp_path: Path) -> Any:
 def test_a_file_says_what_is_run(write: Any) -> None:
     config = Config.load(write(PFEDME))
     assert (config.seed, config.rounds, config.cohort, config.eval_every) == (0, 600, 10, 50)
-    assert config.build_recipe().method == PFedMe(20.0, 0.01, 20, "gd", 5, 0.01, beta=2.0, batch=20)
-    setup = config.build().setup
+    assert config.build_preset().method == PFedMe(20.0, 0.01, 20, "gd", 5, 0.01, beta=2.0, batch=20)
+    setup = config.build().experiment
     assert setup.federation.clients == 100
     assert setup.task.model == MLR(60, 10)
     assert (setup.weighting, setup.sampling) == ("uniform", "replacement")
@@ -92,24 +92,24 @@ def test_a_file_says_what_is_run(write: Any) -> None:
     ],
 )
 def test_overrides(write: Any, settings: list[str], method: Any) -> None:
-    assert Config.load(write(SMALL), settings).build_recipe().method == method
+    assert Config.load(write(SMALL), settings).build_preset().method == method
 
 
 def test_models_take_their_shape_from_the_data(write: Any) -> None:
     def model(*settings: str) -> Any:
-        return Config.load(write(SMALL), settings).build().setup.task.model
+        return Config.load(write(SMALL), settings).build().experiment.task.model
 
     assert model() == MLP(64, 10, (8,), "elu")
     assert model("model.activation=relu") == MLP(64, 10, (8,), "relu")
     assert model("model={name='cnn', channels=[4], hidden=9}") == CNN((8, 8, 1), 10, (4,), 9)
-    assert Config.load(write(SMALL), ["model.l2=0.1"]).build().setup.task.l2 == 0.1
+    assert Config.load(write(SMALL), ["model.l2=0.1"]).build().experiment.task.l2 == 0.1
 
 
 def test_engines_by_name(write: Any) -> None:
     sequential = Config.load(write(SMALL), ["engine.name=sequential"]).build()
     assert isinstance(sequential, Sequential)
     vectorized = Config.load(write(SMALL), ["engine.devices=1", "engine.chunk=2"]).build()
-    assert vectorized == Vectorized(vectorized.setup, 1, 2)
+    assert vectorized == Vectorized(vectorized.experiment, 1, 2)
 
 
 def test_what_was_resolved_can_be_run_again(write: Any) -> None:
@@ -158,7 +158,7 @@ def _without_none(value: Any) -> Any:
         (["rounds=0"], "rounds = 0: must be greater than or equal to 1"),
         (["cohort=11"], "cohort = 11: must be between 1 and the number of clients, 10"),
         (["seed=-1"], "seed = -1: must be greater than or equal to 0"),
-        (["adapt_on=validation"], "adapt_on = 'validation': must be 'train' or 'test'"),
+        (["adapt_on=validation"], 'adapt_on = \'validation\': must be one of "train", "test"'),
         (["round=5"], "round: no such setting; did you mean 'rounds'?"),
         (["engine.devices=9"], "engine.devices = 9: this process has 2 cpu device(s)"),
         (["engine.chunk=0"], "engine.chunk = 0: must be a whole number, at least 1"),
@@ -221,6 +221,6 @@ def test_short_products_are_for_accelerators() -> None:
         with pytest.raises(ConfigError, match="precision = 'tf32': is for accelerators"):
             Config.checked(values)
     else:
-        assert Config.checked(values).build().setup.task.precision == "tf32"
+        assert Config.checked(values).build().experiment.task.precision == "tf32"
     with pytest.raises(ConfigError, match="precision"):
         Config.checked(values | {"precision": "float64"})

@@ -77,11 +77,11 @@ def test_every_form_of_the_same_clients_trains_to_the_same_model(own: dict[str, 
     models = []
     for path in own.values():
         config = Config.load(path)
-        result = config.run(config.build())
+        result = config.train(config.build())
         models.append(result)
     for other in models[1:]:
         for a, b in zip(
-            *(jax.tree.leaves((r.state.w, r.state.kept)) for r in (models[0], other)),
+            *(jax.tree.leaves((r.state.params, r.state.clients)) for r in (models[0], other)),
             strict=True,
         ):
             np.testing.assert_array_equal(a, b)
@@ -100,10 +100,10 @@ def test_a_table_with_words_for_labels_end_to_end(own: dict[str, Path], tmp_path
     assert load_model(out / "model.safetensors").uses.labels == ("ill", "well")
     config = Config.load(own["table"])
     engine = config.build()
-    result = config.run(engine)
+    result = config.train(engine)
     said = result.predict(WARDS.index("south"), np.array([[100.0, 50.0], [40.0, 50.0]]))
     assert said.tolist() == ["ill", "well"]
-    saved, used = load_file(out / "data.safetensors"), engine.setup.federation.scaling
+    saved, used = load_file(out / "data.safetensors"), engine.experiment.federation.scaling
     assert used is not None
     np.testing.assert_array_equal(saved["shift"], used.shift)
     np.testing.assert_array_equal(saved["scale"], used.scale)
@@ -233,7 +233,7 @@ def test_shakespeare_learns_with_a_gru(tmp_path: Path) -> None:
     })  # fmt: skip
     data = config.build_federation()
     assert data.train.x.dtype == np.uint8
-    result = config.run(config.build(data))
+    result = config.train(config.build(data))
     commonest = np.bincount(data.test.y).max() / len(data.test.y)
     assert result.scores["global"].accuracy.mean() > commonest + 0.05
     first = data.test.client(0)[0][:2]
@@ -263,7 +263,7 @@ def test_real_writers_gain_from_models_of_their_own() -> None:
         "method": {"name": "fedavg", "lr": 0.1, "tau": 10, "batch": 20, "alpha": 0.1,
                    "adapt_steps": 5},
     })  # fmt: skip
-    result = config.run(config.build())
+    result = config.train(config.build())
     own, shared = (result.scores[k].accuracy.mean() for k in ("personalized", "global"))
     assert len(result.scores["global"].accuracy) == 836
     assert own > shared > 0.8

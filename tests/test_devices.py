@@ -58,9 +58,9 @@ def test_how_hard_the_compiler_tries_is_the_users_to_say() -> None:
 def test_a_first_model_may_be_a_part_of_another_program() -> None:
     code = (
         "import jax, perfed\n"
-        "from perfed import FedAvg, MLR, Setup, Task\n"
-        "setup = Setup(perfed.load('digits', clients=4), Task(MLR(64, 10)), FedAvg(), 2)\n"
-        "alone, part = setup.first_model(), jax.jit(setup.first_model)()\n"
+        "from perfed import FedAvg, MLR, Experiment, Task\n"
+        "setup = Experiment(perfed.load('digits', clients=4), Task(MLR(64, 10)), FedAvg(), 2)\n"
+        "alone, part = setup.init_params(), jax.jit(setup.init_params)()\n"
         "print(jax.tree.map(lambda a, b: bool((a == b).all()), alone, part))"
     )
     assert python(code, XLA_FLAGS="") == "{'b': True, 'w': True}"

@@ -118,7 +118,7 @@ def test_models_of_short_floats_learn_by_differences_too(dtype: Any) -> None:
     )
     method = PerFedAvg("hf", alpha=0.1, beta=0.1, tau=2, batch=8, delta=0.1)
     result = simulate(load("digits", clients=4), short, method, rounds=2, cohort=2)
-    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(result.state.w))
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(result.state.params))
 
 
 def test_it_takes_one_large_product_less_than_two_gradients() -> None:

@@ -12,18 +12,18 @@ from perfed import (
     MLP,
     MLR,
     Config,
+    Experiment,
     FedAvg,
     Federation,
     PerFedAvg,
     PFedMe,
-    Setup,
     Task,
     Vectorized,
     load,
     simulate,
 )
 from perfed.data import FlatExamples
-from perfed.evaluation.evaluator import Evaluator, Scores
+from perfed.evaluation import Scores, SimulationEvaluator
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def data() -> Any:
 
 
 def personal(data: Any, method: Any, adapt_on: Any) -> np.ndarray:
-    engine = Vectorized(Setup(data, Task(MLR(64, 10)), method, 4))
-    state = engine.advance(engine.start(), 2)
-    return np.asarray(Evaluator(engine, adapt_on).personal_models(state)["w"])
+    engine = Vectorized(Experiment(data, Task(MLR(64, 10)), method, 4))
+    state = engine.advance(engine.init(), 2)
+    return np.asarray(SimulationEvaluator(engine, adapt_on).personal_models(state)["w"])
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_scores_are_those_of_the_models_on_held_out_data(data: Any) -> None:
 
 
 def test_some_clients_in_any_order(data: Any) -> None:
-    engine = Vectorized(Setup(data, Task(MLR(64, 10)), FedAvg(alpha=0.5), 4))
-    evaluator, state = Evaluator(engine), engine.start()
+    engine = Vectorized(Experiment(data, Task(MLR(64, 10)), FedAvg(alpha=0.5), 4))
+    evaluator, state = SimulationEvaluator(engine), engine.init()
     every = np.asarray(evaluator.personal_models(state)["w"])
     chosen = [6, 1, 3]
     some = np.asarray(evaluator.personal_models(state, chosen)["w"])
@@ -93,7 +93,9 @@ def test_clients_weigh_the_same_unless_asked_otherwise() -> None:
 
     def trained(**options: Any) -> np.ndarray:
         model, method = problems.QUADRATIC.model, FedAvg(lr=0.1, batch="full")
-        return np.asarray(simulate(uneven, model, method, rounds=3, cohort=5, **options).state.w)
+        return np.asarray(
+            simulate(uneven, model, method, rounds=3, cohort=5, **options).state.params
+        )
 
     uniform, by_size = trained(weighting="uniform"), trained(weighting="size")
     usual = trained()
@@ -143,13 +145,13 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
     flat = FlatExamples.of(parts)
     together = Federation.made(flat, flat, classes=3)
     task, method = Task(MLR(4, 3)), FedAvg(alpha=0.3)
-    engine = Vectorized(Setup(together, task, method, 5))
-    state = engine.start()
-    scores = Evaluator(engine)(state).scores
+    engine = Vectorized(Experiment(together, task, method, 5))
+    state = engine.init()
+    scores = SimulationEvaluator(engine)(state).scores
     for i, part in enumerate(parts):
         one = FlatExamples.of([part])
-        alone = Vectorized(Setup(Federation.made(one, one, classes=3), task, method, 1))
-        own = Evaluator(alone)(alone.start()).scores
+        alone = Vectorized(Experiment(Federation.made(one, one, classes=3), task, method, 1))
+        own = SimulationEvaluator(alone)(alone.init()).scores
         for kind, score in scores.items():
             np.testing.assert_allclose(score.loss[i], own[kind].loss[0], rtol=1e-5)
             np.testing.assert_allclose(score.accuracy[i], own[kind].accuracy[0], rtol=1e-6)
@@ -158,17 +160,17 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
 def test_the_training_objective_has_its_penalty(data: Any) -> None:
     """f_i of the training data, for both models; without a penalty there is only the loss."""
     for l2 in (0.0, 0.2):
-        engine = Vectorized(Setup(data, Task(MLR(64, 10), l2), FedAvg(lr=0.5, alpha=1.0), 4))
-        state = engine.advance(engine.start(), 2)
-        scores = Evaluator(engine, training=True)(state).scores
-        own = Evaluator(engine).personal_models(state)
+        engine = Vectorized(Experiment(data, Task(MLR(64, 10), l2), FedAvg(lr=0.5, alpha=1.0), 4))
+        state = engine.advance(engine.init(), 2)
+        scores = SimulationEvaluator(engine, training=True)(state).scores
+        own = SimulationEvaluator(engine).personal_models(state)
         for kind, models in (("global", None), ("personalized", own)):
             values = scores[kind].values  # type: ignore[index]
             if l2 == 0:
                 assert "train_objective" not in values
                 continue
             for i in range(data.clients):
-                w = state.w if models is None else {k: v[i] for k, v in models.items()}
+                w = state.params if models is None else {k: v[i] for k, v in models.items()}
                 square = sum(
                     float(np.sum(np.asarray(leaf, np.float64) ** 2)) for leaf in w.values()
                 )

@@ -5,37 +5,37 @@ import pytest
 
 import problems
 from perfed import FedAvg, Local, Vectorized
-from perfed.evaluation.evaluator import Evaluator
-from perfed.simulation import Kept
+from perfed.evaluation.evaluator import SimulationEvaluator
+from perfed.methods import Received
 
 LR = 0.1
 
 
 @pytest.mark.parametrize("tau", [1, 5])
 def test_a_fedavg_round_on_quadratics(tau: int) -> None:
-    engine = Vectorized(problems.setup(FedAvg(lr=LR, tau=tau, batch="full")))
-    state = engine.start()
+    engine = Vectorized(problems.experiment(FedAvg(lr=LR, tau=tau, batch="full")))
+    state = engine.init()
     models = []
     for f in problems.quadratics(problems.federation()):
-        w = np.asarray(state.w, np.float64)
+        w = np.asarray(state.params, np.float64)
         for _ in range(tau):
             w = w - LR * f.grad(w)
         models.append(w)
-    np.testing.assert_allclose(engine.advance(state, 1).w, np.mean(models, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(engine.advance(state, 1).params, np.mean(models, axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 def test_the_mean_is_uniform_unless_asked_otherwise(weighting: str) -> None:
     data = problems.federation()
     engine = Vectorized(
-        problems.setup(FedAvg(lr=LR, tau=1, batch="full"), data, weighting=weighting)
+        problems.experiment(FedAvg(lr=LR, tau=1, batch="full"), data, weighting=weighting)
     )
-    state = engine.start()
-    w = np.asarray(state.w, np.float64)
+    state = engine.init()
+    w = np.asarray(state.params, np.float64)
     models = [w - LR * f.grad(w) for f in problems.quadratics(data)]
     weights = None if weighting == "uniform" else data.train.size
     expected = np.average(models, axis=0, weights=weights)
-    np.testing.assert_allclose(engine.advance(state, 1).w, expected, rtol=1e-5)
+    np.testing.assert_allclose(engine.advance(state, 1).params, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("alpha", "steps"), [(None, 1), (0.3, 1), (0.3, 4)])
@@ -48,22 +48,22 @@ def test_fedavg_plus_update(alpha: float | None, steps: int) -> None:
         f = problems.quadratics(data)[0]
         expected = expected - (alpha or LR) * f.grad(expected)
     own = method.personalize(
-        problems.objective(data, 0), problems.f32(w), None, problems.turn(), problems.KEY
+        problems.objective(data, 0), Received(problems.f32(w)), None, problems.context()
     )
     np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_local_never_federates() -> None:
     data, tau = problems.federation(), 3
-    engine = Vectorized(problems.setup(Local(lr=LR, tau=tau, batch="full"), data))
-    first = engine.start()
+    engine = Vectorized(problems.experiment(Local(lr=LR, tau=tau, batch="full"), data))
+    first = engine.init()
     state = engine.advance(first, 4)
-    np.testing.assert_array_equal(state.w, first.w)
-    sent = engine.setup.take_turn(engine.setup.world(), first.w, Kept(first.w, None), 0, 0).change
-    np.testing.assert_array_equal(sent, 0)  # its own model stays with the client
-    personal = Evaluator(engine).personal_models(state)
+    assert state.params is None  # the server has no leaf
+    _, traffic = engine.run(first, 2)
+    assert (traffic.uplink.sum(), traffic.downlink.sum()) == (0, 0)
+    personal = SimulationEvaluator(engine).personal_models(state)
     for i, f in enumerate(problems.quadratics(data)):
-        w = np.asarray(first.w, np.float64)
+        w = np.asarray(first.clients.personal, np.float64)[i]
         for _ in range(4 * tau):
             w = w - LR * f.grad(w)
         np.testing.assert_allclose(personal[i], w, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,6 @@ grid that hands messages over. `test_flower_federation` has the same with real p
 
 import json
 import shutil
-import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,37 +23,43 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from federations import NAMES, distance, params, settings, simulated, write_clients
 from perfed.core.errors import ConfigError, DataError
-from perfed.federation.client.client import Client, own_data, told
-from perfed.federation.client.client_dir import CONFIG, KEPT, Home
+from perfed.core.trees import row
+from perfed.federation.client.client import Client, own_data
+from perfed.federation.client.client_dir import CONFIG, KEPT, ClientDir
+from perfed.federation.protocol.errors import public_text
 from perfed.federation.protocol.messages import (
-    Change,
-    Hello,
-    Introduction,
-    Scored,
-    Turn,
+    ClientInfo,
+    EvaluateReply,
+    JoinRequest,
+    TrainReply,
+    TrainRequest,
     packed,
     unpacked,
 )
 from perfed.federation.server import clients as clients_module
 from perfed.federation.server import engine as remote_module
 from perfed.federation.server import session
-from perfed.federation.server.clients import Clients
-from perfed.federation.server.engine import Remote, RemoteScorer, TooFewError
-from perfed.federation.server.plan import Plan, federated
+from perfed.federation.server.clients import ClientManager
+from perfed.federation.server.engine import RemoteEngine, RemoteEvaluator, TooFewError
+from perfed.federation.server.plan import FederationPlan, federated
 from perfed.federation.server.session import run_federation
 from perfed.federation.transport import flower_runtime as runtime
-from perfed.federation.transport.messenger import TYPES, Conversation, blob_of, record
+from perfed.federation.transport.messenger import TYPES, Messenger, blob_of, record
 from perfed.pipeline.codecs import Float32
 from perfed.runs import Config
 from perfed.runs.adapt import client_rows, load_model
-from perfed.training.trainer import Progress, Result, run
+from perfed.simulation.round import broadcast, client_update
+from perfed.training import Progress, Result, Trainer, trainer
+from perfed.training import Run as TrainingRun
+from perfed.training.callbacks import OnTrainState
+from perfed.training.trainer import TrainOptions
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
 PFEDME = {"name": "pfedme", "lam": 15.0, "eta": 0.05, "local_rounds": 3, "batch": 5, "beta": 1.5}
 
 
 class HandedOver(Grid):
-    """Clients in this process; a test can make a node's answers fail or vanish."""
+    """ClientManager in this process; a test can make a node's answers fail or vanish."""
 
     def __init__(self, clients: dict[int, Client]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -83,7 +88,7 @@ class HandedOver(Grid):
                 self.seen.append(blob)
                 reply = Message(record(blob), reply_to=message)
             except Exception as error:
-                reply = Message(Error(2, told(error)), reply_to=message)
+                reply = Message(Error(2, public_text(error)), reply_to=message)
             if (node, group) not in self.lost:
                 self.replies[id] = reply
             else:
@@ -119,35 +124,35 @@ def data(tmp_path: Path) -> Path:
 
 def client_of(data: Path, name: str) -> Client:
     file = next(data.glob(f"{name}.*"))
-    return Client(Home(data.parent / "homes" / name), file)
+    return Client(ClientDir(data.parent / "homes" / name), file)
 
 
 KEYS = {name: f"key {i}".encode() for i, name in enumerate(NAMES)}
 
 
-def greeting(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> Clients:
+def greeting(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> ClientManager:
     """The server's side, before anyone is there."""
     say = (said if said is not None else []).append
     settings = federated(Config.checked(values))
-    return Clients(Conversation(grid), "trial-1", settings, NAMES, KEYS, 30.0, say)
+    return ClientManager(Messenger(grid), "trial-1", settings, NAMES, KEYS, 30.0, say)
 
 
-def remote_of(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> Remote:
+def remote_of(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> RemoteEngine:
     """The server's side of a run, with everyone greeted."""
     config = Config.checked(values)
     clients = greeting(values, grid, said)
     clients.gather(3)
     labels = values["data"].get("labels")
     federation = clients.federation(None if labels is None else tuple(labels))
-    return Remote(config.build_setup(federation), clients, config.federation)
+    return RemoteEngine(config.build_experiment(federation), clients, config.federation)
 
 
 def federated_run(values: dict[str, Any], data: Path, said: list[str] | None = None) -> Result:
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     remote = remote_of(values, grid, said)
     config = Config.checked(values)
-    scorer = RemoteScorer(remote, config.score_training)
-    return run(remote, config.rounds, config.scored_every, scorer=scorer)
+    evaluator = RemoteEvaluator(remote, config.eval_training)
+    return Trainer(config.train_options()).train(TrainingRun(remote, evaluator))
 
 
 def own_model(data: Path, name: str) -> dict[str, np.ndarray]:
@@ -168,7 +173,7 @@ def own_model(data: Path, name: str) -> dict[str, np.ndarray]:
             {"name": "per-fedavg", "variant": "exact", "tau": 3, "send_iterate": True},
             {"codec": {"name": "low-precision", "levels": 9}},
         ),
-        (PFEDME, {"model": {"name": "mlr", "l2": 0.01}, "score_training": True}),
+        (PFEDME, {"model": {"name": "mlr", "l2": 0.01}, "eval_training": True}),
         ({"name": "local", "lr": 0.1, "tau": 3}, {}),
     ],
     ids=lambda value: value["name"] if "name" in value else "-".join(value) or "plain",
@@ -190,8 +195,8 @@ def test_a_federation_ends_where_the_simulation_ends(
     np.testing.assert_array_equal(found.traffic.uplink, due.traffic.uplink)
     np.testing.assert_array_equal(found.traffic.cohort, due.traffic.cohort)
     np.testing.assert_array_equal(found.traffic.downlink, due.traffic.downlink)
-    if due.iterate is not None:
-        assert distance(flat(found.iterate), flat(due.iterate)) < 1e-6
+    if due.state.server_state is not None:
+        assert distance(flat(found.state.server_state), flat(due.state.server_state)) < 1e-6
 
 
 def flat(tree: Any) -> dict[str, np.ndarray]:
@@ -200,96 +205,98 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
     return named_leaves(tree, "params.")
 
 
-def hello(client: Client, values: dict[str, Any], experiment: str = "trial-1") -> Introduction:
-    told = Hello(experiment=experiment, config=federated(Config.checked(values)), name="client-0")
-    return unpacked(client.answer(packed(told), "hello"), Introduction)[0]
+def join(client: Client, values: dict[str, Any], experiment: str = "trial-1") -> ClientInfo:
+    told = JoinRequest(
+        experiment=experiment, config=federated(Config.checked(values)), name="client-0"
+    )
+    return unpacked(client.answer(packed(told), "join"), ClientInfo)[0]
 
 
-def turn(client: Client, w: Any, round: int, counted: int) -> tuple[bytes, Change]:
-    asked = Turn(experiment="trial-1", round=round, number=0, counted=counted)
+def train(client: Client, w: Any, round: int, counted: int) -> tuple[bytes, TrainReply]:
+    asked = TrainRequest(experiment="trial-1", round=round, number=0, counted=counted)
     message = Float32().encode(jax.random.key(0), w)
-    answer = client.answer(packed(asked, message), "turn")
-    return answer, unpacked(answer, Change)[0]
+    answer = client.answer(packed(asked, message), "train")
+    return answer, unpacked(answer, TrainReply)[0]
 
 
 @pytest.fixture
 def pfedme(data: Path) -> tuple[Client, dict[str, Any], Any]:
     values = settings(data, PFEDME)
     client = client_of(data, "client-0")
-    hello(client, values)
-    return client, values, Config.checked(values).build().setup.first_state().w
+    join(client, values)
+    return client, values, Config.checked(values).build().experiment.init_state().params
 
 
 def test_what_is_kept_advances_only_when_the_answer_counted(data: Path) -> None:
     codec = {"name": "low-precision", "levels": 1, "error_feedback": True}
     values = settings(data, FEDAVG, codec=codec)
     client = client_of(data, "client-0")
-    hello(client, values)
-    w = Config.checked(values).build().setup.first_state().w
-    first, _ = turn(client, w, 0, -1)
-    again, _ = turn(client, w, 0, -1)  # asked once more: the server never heard it
+    join(client, values)
+    w = Config.checked(values).build().experiment.init_state().params
+    first, _ = train(client, w, 0, -1)
+    again, _ = train(client, w, 0, -1)  # asked once more: the server never heard it
     assert again == first
-    counted, _ = turn(client, w, 1, 0)
+    counted, _ = train(client, w, 1, 0)
     client = client_of(data, "client-0")  # a new process
-    assert turn(client, w, 1, 0)[0] == counted
+    assert train(client, w, 1, 0)[0] == counted
     # Round 1 did not count; round 2 goes on from what was kept after round 0.
-    lost, _ = turn(client, w, 2, 0)
+    lost, _ = train(client, w, 2, 0)
     client = client_of(data, "client-0")
-    assert turn(client, w, 2, 0)[0] == lost
+    assert train(client, w, 2, 0)[0] == lost
     # What is kept makes a difference; and a server that goes back too far is told so.
     homes = data.parent / "homes"
     shutil.copytree(homes, data.parent / "copy")
-    heard, _ = turn(client, w, 3, 2)
+    heard, _ = train(client, w, 3, 2)
     with pytest.raises(DataError, match="went back"):
-        turn(client, w, 3, 0)
+        train(client, w, 3, 0)
     shutil.rmtree(homes)
     (data.parent / "copy").rename(homes)
-    assert turn(client_of(data, "client-0"), w, 3, 0)[0] != heard
+    assert train(client_of(data, "client-0"), w, 3, 0)[0] != heard
 
 
 def _like(client: Client) -> Any:
     work = client._known["trial-1"]
-    return jax.tree.map(lambda leaf: leaf[0], work.first.kept)
+    return jax.tree.map(lambda leaf: leaf[0], work.first.clients)
 
 
 def test_a_full_disk_loses_nothing(data: Path, pfedme: tuple[Client, dict[str, Any], Any]) -> None:
     client, _, w = pfedme
-    turn(client, w, 0, -1)
-    folder = client.home.of("trial-1")
+    train(client, w, 0, -1)
+    folder = client.client_dir.of("trial-1")
     before = (folder / KEPT).read_bytes()
     (folder / f"{KEPT}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        turn(client, w, 1, 0)
+        train(client, w, 1, 0)
     assert (folder / KEPT).read_bytes() == before
     (folder / f"{KEPT}.partial").unlink()
-    answer, _ = turn(client, w, 1, 0)
+    answer, _ = train(client, w, 1, 0)
     fresh = client_of(data, "client-0")
-    assert turn(fresh, w, 1, 0)[0] == answer
+    assert train(fresh, w, 1, 0)[0] == answer
 
 
 def test_a_damaged_memory_is_refused(pfedme: tuple[Client, dict[str, Any], Any]) -> None:
     client, _, w = pfedme
-    turn(client, w, 0, -1)
-    path = client.home.of("trial-1") / KEPT
+    train(client, w, 0, -1)
+    path = client.client_dir.of("trial-1") / KEPT
     broken = bytearray(path.read_bytes())
     broken[-3] ^= 1
     path.write_bytes(broken)
     with pytest.raises(DataError, match=r"damaged.*remove it"):
-        turn(client, w, 1, 0)
+        train(client, w, 1, 0)
     path.unlink()
-    turn(client, w, 1, 0)
+    train(client, w, 1, 0)
 
 
 def test_an_experiment_has_to_be_begun(data: Path, pfedme: tuple[Client, Any, Any]) -> None:
     client, values, w = pfedme
     other = client_of(data, "client-1")
     with pytest.raises(DataError, match="no such experiment here"):
-        turn(other, w, 0, -1)
+        train(other, w, 0, -1)
     changed = settings(data, PFEDME | {"lam": 16.0})
     with pytest.raises(DataError, match="begun here with other settings"):
-        hello(client, changed)
-    hello(client, values)
-    assert hello(client, changed, "trial-2").train == 20
+        join(client, changed)
+    join(client, values)
+    assert join(client, changed, "trial-2").train == 20
 
 
 def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +305,7 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
     folder, said = data.parent / "run", list[str]()
     terms = {"timeout": 20.0}
     values = settings(data, PFEDME, federation=terms)
-    Plan.begun(Config.checked(values), folder, 3, NAMES)
+    FederationPlan.begun(Config.checked(values), folder, 3, NAMES)
 
     def stop(progress: Progress) -> None:
         if progress.round == 2:
@@ -306,28 +313,30 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
 
     with pytest.raises(KeyboardInterrupt):
         run_federation(grid, folder, KEYS, said.append, stop)
-    facts = json.loads((grid.clients[0].home.of(Plan.read(folder).experiment) / CONFIG).read_text())
+    facts = json.loads(
+        (grid.clients[0].client_dir.of(FederationPlan.read(folder).experiment) / CONFIG).read_text()
+    )
     assert facts["config"]["method"]["lam"] == 15.0
     assert not {"federation", "output"} & set(facts["config"])
     overrides = ["federation.timeout=25.0", "federation.minimum=1", "output.keep=2"]
-    plan = Plan.read(folder).on_terms(None, overrides)
+    plan = FederationPlan.read(folder).on_terms(None, overrides)
     assert (plan.config().federation.timeout, plan.config().federation.minimum) == (25.0, 1)
     assert (plan.config().output.keep, plan.config().output.checkpoint_rounds) == (2, 1)
     plan.write(folder)
     # One whose folder says more of an experiment than is told now: it was begun by another version.
     facts["config"] |= {"federation": terms, "output": {}}
-    (grid.clients[0].home.of(plan.experiment) / CONFIG).write_text(json.dumps(facts))
+    (grid.clients[0].client_dir.of(plan.experiment) / CONFIG).write_text(json.dumps(facts))
     grid.clients[0] = client_of(data, "client-0")
     for module in (session, remote_module):
         monkeypatch.setattr(module, "RETURN", 5.0)  # nobody is waited for who is refused
     result = run_federation(grid, folder, KEYS, said.append)
-    assert "going on from round 1" in said
+    assert "going on from round 2" in said
     assert distance(flat(result.global_model), flat(simulated(values).global_model)) < 1e-6
 
 
 def test_nothing_but_terms_may(data: Path) -> None:
     values = settings(data, PFEDME)
-    plan = Plan.begun(Config.checked(values), data.parent / "run", 3, NAMES)
+    plan = FederationPlan.begun(Config.checked(values), data.parent / "run", 3, NAMES)
     with pytest.raises(ConfigError, match=r"method.lam = 16.0: the run was begun with 15.0") as no:
         plan.on_terms(None, ["method.lam=16.0", "rounds=9", "federation.timeout=9.0"])
     assert "rounds = 9: the run was begun with 3" in str(no.value)
@@ -340,7 +349,7 @@ def test_nothing_but_terms_may(data: Path) -> None:
 def test_an_experiments_name_cannot_lead_out_of_the_home(data: Path, name: str) -> None:
     client = client_of(data, "client-0")
     with pytest.raises((DataError, ValueError)):
-        client.home.of(name)
+        client.client_dir.of(name)
     assert not (data.parent / "out").exists()
 
 
@@ -348,25 +357,29 @@ def test_the_answers_hold_nothing_that_stays_with_the_client(data: Path) -> None
     values = settings(data, PFEDME)
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     remote = remote_of(values, grid)
-    run(remote, 3, 1, scorer=RemoteScorer(remote, False))
+    Trainer(TrainOptions(3, 1)).train(TrainingRun(remote, RemoteEvaluator(remote, False)))
     said = b"".join(grid.seen)
     for i, name in enumerate(NAMES):
-        theta = jax.tree.leaves(grid.clients[i].home.recall("trial-1", _like(grid.clients[i])))
+        theta = jax.tree.leaves(
+            grid.clients[i].client_dir.read_records("trial-1", _like(grid.clients[i]))
+        )
         own = [*own_model(data, name).values(), *(np.asarray(leaf) for leaf in theta[1:])]
         rows = np.load(data / f"{name}.npz")
         own += [rows["x"][:1], rows["x_test"][:1]]
         for array in own:
             assert array.astype("<f4").tobytes()[:16] not in said
     # What is sent can be found in this way.
-    reply = next(blob for blob in grid.seen if b'"kind":"change"' in blob)
-    assert unpacked(reply, Change)[1][0][-16:] in said
+    reply = next(blob for blob in grid.seen if b'"kind":"train-reply"' in blob)
+    assert unpacked(reply, TrainReply)[1][0][-16:] in said
 
 
 def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with a file is said to its owner alone."""
     rows = [*(f"{i},{i % 3}" for i in range(20)), "HIV+,1", "1,SYPHILIS"]
     values = settings(data, FEDAVG)
-    hi = packed(Hello(experiment="trial-1", config=federated(Config.checked(values)), name="c"))
+    hi = packed(
+        JoinRequest(experiment="trial-1", config=federated(Config.checked(values)), name="c")
+    )
     sent: list[tuple[str, str]] = []
     monkeypatch.setattr(runtime, "_heartbeat", lambda _: SimpleNamespace(is_running=False))
     monkeypatch.setattr(
@@ -376,17 +389,17 @@ def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch)
         runtime, "push_task_output", lambda _, __, ___, details: sent.append(("details", details))
     )
     HandedOver({})  # a run, in which messages are
-    asked = Message(record(hi), 1, TYPES["hello"], group_id="hello")
+    asked = Message(record(hi), 1, TYPES["join"], group_id="join")
     context = Context(1, 1, {}, RecordDict(), {})
     monkeypatch.setattr(runtime, "pull_task_input", lambda _: (asked, context, None, None))
     link: Any = SimpleNamespace(client=lambda *_: nullcontext())
     for odd in (rows[:21], [*rows[:20], rows[21]]):
         file = data / "patients.csv"
         file.write_text("\n".join(["a,label", *odd]))
-        client = Client(Home(data.parent / "homes" / "c"), file)
+        client = Client(ClientDir(data.parent / "homes" / "c"), file)
 
         def app(message: Message, _: Context, client: Client = client) -> Message:
-            return Message(record(client.answer(blob_of(message.content), "hello")), reply_to=asked)
+            return Message(record(client.answer(blob_of(message.content), "join")), reply_to=asked)
 
         said: list[str] = []
         runtime._serve_task(link, "token", app, lambda: True, said.append)  # type: ignore[arg-type]
@@ -407,11 +420,11 @@ def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_of_other_errors_only_our_own_words_are_told(error: Exception, due: str) -> None:
-    assert told(error) == due
+    assert public_text(error) == due
 
 
 def test_what_a_client_keeps_is_its_owners_alone(pfedme: tuple[Client, Any, Any]) -> None:
-    home = pfedme[0].home
+    home = pfedme[0].client_dir
     for folder in (home.path, home.of("trial-1")):
         assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -423,7 +436,7 @@ class Failing:
         self.client, self.asked = client, 0
 
     def answer(self, blob: bytes, kind: str) -> bytes:
-        if kind == "turn":
+        if kind == "train":
             self.asked += 1
             raise MemoryError
         return self.client.answer(blob, kind)
@@ -436,7 +449,7 @@ def test_one_that_fails_gives_its_seat_to_the_next(data: Path) -> None:
     first = remote._cohort(0)
     failing: Any = Failing(grid.clients[first[0]])
     grid.clients[first[0]] = failing
-    _, traffic = remote.record(remote.start(), 1)
+    _, traffic = remote.run(remote.init(), 1)
     assert failing.asked == 1
     assert set(traffic.cohort[0]) == {0, 1, 2} - {first[0]}
     assert remote._cohort(0) == first  # the next time it is asked as ever
@@ -446,12 +459,13 @@ def test_every_round_with_clients_elsewhere_is_heard_of(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However short rounds are, each is kept before the next."""
-    monkeypatch.setattr(sys.modules[run.__module__], "_BLOCK_SECONDS", 1e6)
+    monkeypatch.setattr(trainer, "_BLOCK_SECONDS", 1e6)
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     remote = remote_of(settings(data, FEDAVG), grid)
     heard: list[int] = []
-    scorer = RemoteScorer(remote, False)
-    run(remote, 4, 4, scorer=scorer, on_course=lambda course: heard.append(course.round))
+    listener = OnTrainState(lambda state: heard.append(state.round))
+    run = TrainingRun(remote, RemoteEvaluator(remote, False), [listener])
+    Trainer(TrainOptions(4, 4)).train(run)
     assert heard == [0, 1, 2, 3, 4]
 
 
@@ -459,12 +473,12 @@ def test_a_client_away_gives_its_seat_to_the_next(data: Path) -> None:
     values = settings(data, FEDAVG, cohort=2, rounds=6)
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     remote = remote_of(values, grid)
-    state = remote.start()
+    state = remote.init()
     full = [sorted(remote._cohort(k)) for k in range(6)]
     grid.down = {1}
     remote.clients.look()
     assert [sorted(remote._cohort(k)) for k in range(6)] == [[0, 2]] * 6
-    state, traffic = remote.record(state, 1)
+    state, traffic = remote.run(state, 1)
     assert sorted(traffic.cohort[0]) == [0, 2]
     grid.down = {1, 2}
     remote.clients.look()
@@ -479,23 +493,24 @@ def test_partial_answers_are_averaged_and_too_few_stop_the_run(data: Path) -> No
     said: list[str] = []
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     remote = remote_of(values, grid, said)
-    setup = Config.checked(values).build().setup
-    first = remote.start()
-    grid.lost, remote.clients.timeout = {(1, "turn 0")}, 3.0
-    state, traffic = remote.record(first, 1)
-    world, w = setup.world(), first.w
-    kept = jax.tree.map(lambda leaf: leaf[0], setup.first_state().kept)
-    changes = [setup.take_turn(world, w, kept, 0, i).change for i in (0, 2)]
-    due = jax.tree.map(lambda w, a, b: w + (a + b) / 2, w, *changes)
-    assert distance(flat(state.w), flat(due)) < 1e-6
+    setup = Config.checked(values).build().experiment
+    first = remote.init()
+    grid.lost, remote.clients.timeout = {(1, "train 0")}, 3.0
+    state, traffic = remote.run(first, 1)
+    sent_to_all, record = broadcast(setup, first), row(setup.init_state().clients, 0)
+    deltas = [
+        client_update(setup, setup.device_data(), sent_to_all, record, 0, i).delta for i in (0, 2)
+    ]
+    due = jax.tree.map(lambda w, a, b: w + (a + b) / 2, first.params, *deltas)
+    assert distance(flat(state.params), flat(due)) < 1e-6
     sent = dict(zip(traffic.cohort[0].tolist(), traffic.uplink[0].tolist(), strict=True))
     assert sent[1] == 0
     assert sent[0] == sent[2] > 0
     assert any("client-1 does not count: no answer within" in line for line in said)
-    np.testing.assert_array_equal(state.kept.memory, [0, -1, 0])
-    grid.lost = {(0, "turn 1"), (1, "turn 1")}
+    np.testing.assert_array_equal(state.clients.state, [0, -1, 0])
+    grid.lost = {(0, "train 1"), (1, "train 1")}
     with pytest.raises(TooFewError, match=r"fewer than 2 answers count after 2 attempts.*client-0"):
-        remote.record(state, 1)
+        remote.run(state, 1)
 
 
 def test_a_removed_home_is_greeted_anew(data: Path) -> None:
@@ -503,15 +518,15 @@ def test_a_removed_home_is_greeted_anew(data: Path) -> None:
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     said: list[str] = []
     remote = remote_of(values, grid, said)
-    state, _ = remote.record(remote.start(), 1)
+    state, _ = remote.run(remote.init(), 1)
     home = data.parent / "homes" / "client-2" / "trial-1"
     for file in home.iterdir():
         file.unlink()
     home.rmdir()
     grid.clients[2] = client_of(data, "client-2")
-    state, traffic = remote.record(state, 1)
+    state, traffic = remote.run(state, 1)
     assert any("client-2 does not count" in line for line in said)
-    state, traffic = remote.record(state, 1)
+    state, traffic = remote.run(state, 1)
     assert (traffic.uplink[0] > 0).all()
 
 
@@ -564,7 +579,7 @@ def test_what_takes_all_data_in_one_place_is_refused(
 ) -> None:
     values = settings(tmp_path, FEDAVG) | {"data": data_settings}
     with pytest.raises(ConfigError, match=named):
-        Plan.begun(Config.checked(values), tmp_path / "run", 3, NAMES)
+        FederationPlan.begun(Config.checked(values), tmp_path / "run", 3, NAMES)
     assert not (tmp_path / "run").exists()
 
 
@@ -616,8 +631,8 @@ def test_a_file_may_be_put_right_until_the_run_begins(data: Path) -> None:
     clients.look()
     come_back_with(50)
     assert clients.here() == [0, 1, 2]
-    assert clients.told["client-1"].train == 50
-    clients.settle()
+    assert clients.infos["client-1"].train == 50
+    clients.begin()
     come_back_with(60)
     assert clients.here() == [0, 2]
     assert "its data are not those it had when the run began" in said[-1]
@@ -627,9 +642,9 @@ def test_scores_of_a_client_that_is_away_are_not_defined(data: Path) -> None:
     values = settings(data, FEDAVG)
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     remote = remote_of(values, grid)
-    scorer = RemoteScorer(remote, False)
+    scorer = RemoteEvaluator(remote, False)
     grid.down = {1}
-    (evaluation,) = scorer.score_all([scorer], [remote.start()])
+    (evaluation,) = scorer.evaluate_runs([scorer], [remote.init()])
     accuracy = evaluation.scores["global"].accuracy  # type: ignore[union-attr]
     np.testing.assert_array_equal(np.isnan(accuracy), [False, True, False])
     assert np.isfinite(evaluation.scores["global"].summary()["accuracy"].mean)  # type: ignore[union-attr]
@@ -643,7 +658,7 @@ def test_the_last_scoring_waits_for_those_who_are_away(
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     said: list[str] = []
     remote = remote_of(settings(data, FEDAVG), grid, said)
-    scorer = RemoteScorer(remote, False, last=0)
+    scorer = RemoteEvaluator(remote, False, last=0)
     looks = 0
     there = grid.get_nodes
 
@@ -654,23 +669,23 @@ def test_the_last_scoring_waits_for_those_who_are_away(
         return there()
 
     monkeypatch.setattr(grid, "get_nodes", later)
-    (evaluation,) = scorer.score_all([scorer], [remote.start()])
+    (evaluation,) = scorer.evaluate_runs([scorer], [remote.init()])
     assert np.isfinite(evaluation.scores["global"].values["loss"]).all()  # type: ignore[union-attr]
     assert not any("without a model" in line for line in said)
     monkeypatch.setattr(grid, "get_nodes", there)
     monkeypatch.setattr(remote_module, "RETURN", 0.0)  # not for ever
     grid.down = {1}
-    scorer.score_all([scorer], [remote.start()])
+    scorer.evaluate_runs([scorer], [remote.init()])
     assert "without a model of their own from the last round: client-1;" in said[-1]
 
 
 def test_the_home_must_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--home"):
-        Home(tmp_path / "file" / "home")
+    with pytest.raises(ConfigError, match="--client-dir"):
+        ClientDir(tmp_path / "file" / "home")
 
 
 def test_messages_say_what_they_are() -> None:
-    blob = packed(Scored(experiment="x", round=1, scores={"global": {"loss": None}}))
-    assert unpacked(blob, Scored)[0].scores == {"global": {"loss": None}}
-    assert len(packed(Change(experiment="trial-1", round=100), b"x" * 100)) < 100 + 100
+    blob = packed(EvaluateReply(experiment="x", round=1, scores={"global": {"loss": None}}))
+    assert unpacked(blob, EvaluateReply)[0].scores == {"global": {"loss": None}}
+    assert len(packed(TrainReply(experiment="trial-1", round=100), b"x" * 100)) < 100 + 100

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import psutil
 import pytest
 import tomli_w
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 
 from federations import NAMES, settings, write_clients
 from perfed.cli.app import app
-from perfed.federation.server.plan import PLAN, Plan
+from perfed.federation.server.plan import PLAN, FederationPlan
 from perfed.federation.server.serve import Server
 from perfed.federation.transport.keys import ServerKeys, make_keys
 from perfed.federation.trial import TRIAL, Trial, trial_config
@@ -86,12 +85,21 @@ def test_serve_refuses_at_once(place: Path, arguments: list[str], said: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--server", "host", "--data", "DATA", "--home", "HOME", "--keys", "KEYS"], "HOST:PORT"),
-        (["--server", "h:1", "--data", "HOME", "--home", "HOME", "--keys", "KEYS"], "--data"),
-        (["--server", "h:1", "--data", "DATA", "--home", "HOME"], "--keys"),
-        (["--server", "h:1", "--data", "DATA", "--home", "HOME", "--insecure"], "--name"),
-        (["--server", "h:1", "--data", "DATA", "--home", "HOME", "--keys", "HOME"], "perfed keys"),
-        (["--server", "h:1", "--data", "DATA", "--home", "DATA", "--keys", "KEYS"], "--home"),
+        (
+            ["--server", "host", "--data", "DATA", "--client-dir", "HOME", "--keys", "KEYS"],
+            "HOST:PORT",
+        ),
+        (["--server", "h:1", "--data", "HOME", "--client-dir", "HOME", "--keys", "KEYS"], "--data"),
+        (["--server", "h:1", "--data", "DATA", "--client-dir", "HOME"], "--keys"),
+        (["--server", "h:1", "--data", "DATA", "--client-dir", "HOME", "--insecure"], "--name"),
+        (
+            ["--server", "h:1", "--data", "DATA", "--client-dir", "HOME", "--keys", "HOME"],
+            "perfed keys",
+        ),
+        (
+            ["--server", "h:1", "--data", "DATA", "--client-dir", "DATA", "--keys", "KEYS"],
+            "--client-dir",
+        ),
     ],
 )
 def test_join_refuses_at_once(place: Path, arguments: list[str], said: str) -> None:
@@ -121,28 +129,28 @@ def test_a_taken_port_is_named(place: Path, tmp_path: Path) -> None:
 def test_on_resuming_the_terms_are_those_of_now(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfed.cli.app._federate", lambda *_: None)
+    monkeypatch.setattr("perfed.cli.federation._federate", lambda *_: None)
     config, keys = place / "config.toml", place / "keys" / "server"
     resumed = ["--resume", tmp_path / "run", "--keys", keys]
     assert here("serve", config, *resumed).exit_code == 0
-    begun = Plan.read(tmp_path / "run")
+    begun = FederationPlan.read(tmp_path / "run")
     done = here("serve", config, *resumed, "--set", "federation.timeout=77.0")
     assert done.exit_code == 0, done.stderr
-    assert Plan.read(tmp_path / "run").config().federation.timeout == 77.0
+    assert FederationPlan.read(tmp_path / "run").config().federation.timeout == 77.0
     for file in ([], [config]):
         done = here("serve", *file, *resumed, "--set", "method.lr=0.5")
         assert done.exit_code == 2
         assert "method.lr = 0.5: the run was begun with 0.1" in done.stderr
     assert here("serve", *resumed).exit_code == 0  # as it was left
-    assert Plan.read(tmp_path / "run").config().federation.timeout == 77.0
+    assert FederationPlan.read(tmp_path / "run").config().federation.timeout == 77.0
     assert here("serve", config, *resumed).exit_code == 0
-    assert Plan.read(tmp_path / "run") == begun
+    assert FederationPlan.read(tmp_path / "run") == begun
 
 
 def test_a_client_that_nobody_answers_gives_up_when_asked_to(place: Path, tmp_path: Path) -> None:
     done = perfed(
         "join", "--server", "127.0.0.1:9", "--data", place / "data" / "client-0.npz",
-        "--home", tmp_path / "home", "--keys", place / "keys" / "clients" / "client-0",
+        "--client-dir", tmp_path / "home", "--keys", place / "keys" / "clients" / "client-0",
         "--patience", 4,
     )  # fmt: skip
     assert done.returncode == 1
@@ -156,8 +164,8 @@ def test_a_model_for_inputs_that_each_client_scales_predicts_for_nobody(
     values["data"]["standardize"] = "client"
     config = Config.checked(values)
     federation = config.build_federation()
-    model = config.build_model(federation)
-    saved = saved_model(model.init(jax.random.key(0)), model, federation, config.resolved())
+    experiment = config.build_experiment(federation)
+    saved = saved_model(experiment.init_params(), experiment, config.resolved())
     (tmp_path / "model.safetensors").write_bytes(saved.to_bytes())
     rows = place / "data" / "client-0.npz"
     done = here("predict", tmp_path, "--data", rows)
@@ -174,7 +182,7 @@ def test_a_trial_replaces_an_earlier_one(tmp_path: Path) -> None:
         keys = ServerKeys.read(tmp_path / TRIAL / "keys" / "server")
         assert tuple(keys.clients) == trial.names == NAMES[:clients]
         assert len(list((tmp_path / TRIAL / "data").iterdir())) == clients
-        Plan.begun(trial.config, tmp_path, clients, trial.names)
+        FederationPlan.begun(trial.config, tmp_path, clients, trial.names)
     # A folder of that name that no trial has made is left alone.
     (tmp_path / "mine" / TRIAL).mkdir(parents=True)
     (tmp_path / "mine" / TRIAL / "notes").touch()
@@ -232,7 +240,7 @@ def test_without_the_extra_it_is_said_what_to_install(
 ) -> None:
     code = (
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = {['perfed', *command.split()]}\n"
-        "from perfed.cli.app import main\nmain()"
+        "from perfed.cli import main\nmain()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

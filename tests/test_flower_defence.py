@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite, isnan, prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,45 +94,48 @@ from federations import (
     write_clients,
 )
 from perfed.core.errors import CodecError, ConfigError, DataError, FieldError
-from perfed.federation.client import join
+from perfed.core.trees import row
+from perfed.evaluation import ModelKind
+from perfed.federation.client import join as join_module
 from perfed.federation.client.client import Client
-from perfed.federation.client.client_dir import KEPT, Home
+from perfed.federation.client.client_dir import KEPT, ClientDir
 from perfed.federation.protocol.messages import (
     MARK,
     VERSION,
-    Change,
-    Hello,
-    Introduction,
-    Scored,
-    Scoring,
-    Turn,
+    ClientInfo,
+    EvaluateReply,
+    EvaluateRequest,
+    JoinRequest,
+    TrainReply,
+    TrainRequest,
     legible,
     packed,
     unpacked,
 )
 from perfed.federation.server.checks import (
+    CheckedUpdate,
     Lengths,
-    Received,
-    read_change,
-    read_introduction,
+    read_client_info,
     read_scores,
+    read_update,
     usual_length,
 )
 from perfed.federation.server.plan import federated
 from perfed.federation.transport import flower_runtime as runtime
 from perfed.federation.transport import messenger as conversation
 from perfed.federation.transport.flower_runtime import Link, register, server_grid
-from perfed.federation.transport.gateway import ClientsPort
+from perfed.federation.transport.gateway import ClientGateway
 from perfed.federation.transport.keys import ClientKeys, ServerKeys, make_keys
 from perfed.federation.transport.messenger import (
     Answer,
-    Conversation,
-    Fault,
+    Failure,
     LinkLostError,
+    Messenger,
     blob_of,
     record,
 )
 from perfed.federation.transport.processes import Program
+from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import (
     BFloat16,
     Codec,
@@ -145,12 +149,14 @@ from perfed.pipeline.codecs import (
 from perfed.pipeline.codecs.base import _symbols
 from perfed.pipeline.codecs.low_precision import DENSE, FIXED, SPARSE
 from perfed.runs import Config
-from perfed.simulation import Setup, State
+from perfed.simulation import EngineState, Experiment
 from perfed.simulation.hosts import free_port
+from perfed.simulation.round import broadcast, client_update, server_update
 
 LOOPBACK = "127.0.0.1"
 EXPERIMENT = "run-0123abcd"
 ROUND = 7
+KINDS: tuple[ModelKind, ...] = ("global", "personalized")
 SCORES = ("accuracy", "loss")
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
 PFEDME = {"name": "pfedme", "lam": 15.0, "eta": 0.05, "local_rounds": 3, "batch": 5}
@@ -180,18 +186,19 @@ CODECS = [
 class Bench:
     """A server in the middle of a run, as far as messages go."""
 
-    setup: Setup
-    state: State
+    experiment: Experiment
+    state: EngineState
+    extra: Any = None
 
-    def with_codec(self, codec: Codec) -> Setup:
-        return replace(self.setup, codec=codec)
+    def with_codec(self, codec: Codec) -> Experiment:
+        return replace(self.experiment, pipeline=Pipeline.of(codec))
 
-    def read(self, blob: bytes, codec: Codec) -> Received | Fault:
-        return read_change(blob, self.with_codec(codec), self.state, EXPERIMENT)
+    def read(self, blob: bytes, codec: Codec) -> CheckedUpdate | Failure:
+        return read_update(blob, self.with_codec(codec), self.state, self.extra, EXPERIMENT)
 
     def refuses(self, blob: bytes, why: str, codec: Codec | None = None) -> None:
         found = self.read(blob, codec or Float32())
-        assert isinstance(found, Fault), why
+        assert isinstance(found, Failure), why
         assert why in found.reason
 
     def change(self, seed: int = 0, zeros: float = 0.0) -> Any:
@@ -202,15 +209,15 @@ class Bench:
             x = rng.normal(size=leaf.shape) * (rng.random(leaf.shape) >= zeros)
             return jnp.asarray(x, leaf.dtype)
 
-        return jax.tree.map(drawn, self.state.w)
+        return jax.tree.map(drawn, self.state.params)
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     data = tmp_path_factory.mktemp("bench") / "data"
     write_clients(data, (20,))
-    setup = Config.checked(settings(data, FEDAVG)).build().setup
-    return Bench(setup, setup.first_state()._replace(round=jnp.int32(ROUND)))
+    setup = Config.checked(settings(data, FEDAVG)).build().experiment
+    return Bench(setup, setup.init_state()._replace(round=jnp.int32(ROUND)))
 
 
 @contextmanager
@@ -247,7 +254,7 @@ def taken_apart(blob: bytes) -> tuple[dict[str, Any], bytes]:
 def changed_by(codec: Codec, tree: Any, seed: int = 0) -> bytes:
     """A client's good answer."""
     message = codec.encode(jax.random.key(seed), tree)
-    return packed(Change(experiment=EXPERIMENT, round=ROUND), message)
+    return packed(TrainReply(experiment=EXPERIMENT, round=ROUND), message)
 
 
 def scored(**changes: Any) -> bytes:
@@ -255,7 +262,7 @@ def scored(**changes: Any) -> bytes:
         kind: dict.fromkeys(SCORES, 0.5) for kind in ("global", "personalized")
     }
     facts: dict[str, Any] = {"experiment": EXPERIMENT, "round": ROUND, "scores": scores}
-    return packed(Scored(**facts | changes))
+    return packed(EvaluateReply(**facts | changes))
 
 
 def introduction(**changes: Any) -> bytes:
@@ -263,7 +270,7 @@ def introduction(**changes: Any) -> bytes:
         "experiment": EXPERIMENT, "name": "north", "shape": (20,), "dtype": "float32",
         "features": ("a", "b"), "train": 20, "test": 10,
     }  # fmt: skip
-    return packed(Introduction(**facts | changes))
+    return packed(ClientInfo(**facts | changes))
 
 
 # JSON that a header's value can be replaced by; the first few are good for some.
@@ -367,18 +374,18 @@ def goods(bench: Bench) -> list[tuple[Codec, bytes]]:
     ]
     codes = set()
     for codec, blob in made:
-        assert isinstance(bench.read(blob, codec), Received)
+        assert isinstance(bench.read(blob, codec), CheckedUpdate)
         if isinstance(codec, LowPrecision) and codec.norm == "whole":
-            codes.add(unpacked(blob, Change)[1][0][6 + len(codec._settings) + 4] >> 6)
+            codes.add(unpacked(blob, TrainReply)[1][0][6 + len(codec._settings) + 4] >> 6)
     assert codes == {FIXED, SPARSE, DENSE}
     return made
 
 
-def sound(found: Received, like: Any) -> bool:
+def sound(found: CheckedUpdate, like: Any) -> bool:
     """Whether a change is one: of the model's shapes, and finite."""
-    same = jax.tree.map(lambda a, b: a.shape == b.shape and a.dtype == b.dtype, found.change, like)
-    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.change))
-    return all(jax.tree.leaves(same)) and finite and isfinite(found.norm) and found.iterate is None
+    same = jax.tree.map(lambda a, b: a.shape == b.shape and a.dtype == b.dtype, found.delta, like)
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.delta))
+    return all(jax.tree.leaves(same)) and finite and isfinite(found.norm) and found.extra is None
 
 
 def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
@@ -388,10 +395,10 @@ def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
     setups = {codec: bench.with_codec(codec) for codec in CODECS}
 
     def tell(reader: str, found: object) -> None:
-        refused = isinstance(found, Fault)
+        refused = isinstance(found, Failure)
         seen[reader, refused] += 1
         if refused:
-            assert isinstance(found, Fault)
+            assert isinstance(found, Failure)
             assert len(found.reason) < 600
             assert found.reason.isprintable()
 
@@ -400,19 +407,19 @@ def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
             codec, good = draw.choice(made)
             if i % 10 < 6:
                 blob = mutated(draw, good, draw.choice(made)[1])
-                change = read_change(blob, setups[codec], bench.state, EXPERIMENT)
-                assert isinstance(change, Fault) or sound(change, bench.state.w)
+                change = read_update(blob, setups[codec], bench.state, None, EXPERIMENT)
+                assert isinstance(change, Failure) or sound(change, bench.state.params)
                 tell(codec.name, change)
                 continue
             base = draw.choice(others)
             blob = mutated(draw, base, draw.choice([good, *others]))
-            scores = read_scores(blob, EXPERIMENT, ROUND, SCORES)
-            if not isinstance(scores, Fault):
+            scores = read_scores(blob, EXPERIMENT, ROUND, KINDS, SCORES)
+            if not isinstance(scores, Failure):
                 values = [v for own in scores.values() for v in own.values()]
                 assert len(values) == 4
                 assert all(isnan(v) or abs(v) < 3.5e38 for v in values)
-            told = read_introduction(blob, EXPERIMENT)
-            if not isinstance(told, Fault):
+            told = read_client_info(blob, EXPERIMENT)
+            if not isinstance(told, Failure):
                 assert told.experiment == EXPERIMENT
                 assert told.name.isprintable()
                 assert prod(told.shape) < 2**31
@@ -422,11 +429,11 @@ def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
                 "scores" if base is others[0] else "introduction",
                 scores if base is others[0] else told,
             )
-            for kind in (Change, Scored, Introduction, Turn, Hello):
+            for kind in (TrainReply, EvaluateReply, ClientInfo, TrainRequest, JoinRequest):
                 try:
                     unpacked(blob, kind)
                 except CodecError as error:
-                    tell("wire", Fault(str(error)))
+                    tell("wire", Failure(str(error)))
     readers = {codec.name for codec in CODECS} | {"scores", "introduction"}
     assert min(seen[reader, refused] for reader in readers for refused in (True, False)) > 20, seen
 
@@ -473,14 +480,14 @@ def test_short_messages_take_little_memory(bench: Bench) -> None:
                     codec.decode(begun + tail, like)
     many = ",".join
     for header, kind in (
-        (f'"features":[{many("0" for _ in range(450_000))}]', Introduction),
-        (f'{many(f""" "{i}":0""" for i in range(90_000))}', Introduction),
-        (f'"parts":[{many("0" for _ in range(450_000))}]', Introduction),
-        (f'"config":[{many("[]" for _ in range(300_000))}]', Hello),
-        (f'"scores":{{"a":{{{many(f""" "{i}":"" """ for i in range(60_000))}}}}}', Scored),
-        (f'"parts":[{many("9" * 4000 for _ in range(200))}]', Change),
-        (f'"round":{"9" * 900_000}', Change),
-        (f'"round":0.{"9" * 900_000}', Change),
+        (f'"features":[{many("0" for _ in range(450_000))}]', ClientInfo),
+        (f'{many(f""" "{i}":0""" for i in range(90_000))}', ClientInfo),
+        (f'"parts":[{many("0" for _ in range(450_000))}]', ClientInfo),
+        (f'"config":[{many("[]" for _ in range(300_000))}]', JoinRequest),
+        (f'"scores":{{"a":{{{many(f""" "{i}":"" """ for i in range(60_000))}}}}}', EvaluateReply),
+        (f'"parts":[{many("9" * 4000 for _ in range(200))}]', TrainReply),
+        (f'"round":{"9" * 900_000}', TrainReply),
+        (f'"round":0.{"9" * 900_000}', TrainReply),
     ):
         due = kind.model_fields["kind"].default
         parts = "" if "parts" in header else ',"parts":[]'
@@ -510,7 +517,7 @@ def poisoned(codec: Codec, tree: Any, value: float) -> bytes:
     with np.errstate(over="ignore"):
         floats[0].flat[0] = value
     message = codec._header(tree) + codec.write(symbols, sizes)
-    return packed(Change(experiment=EXPERIMENT, round=ROUND), message)
+    return packed(TrainReply(experiment=EXPERIMENT, round=ROUND), message)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -519,25 +526,25 @@ def test_no_codec_brings_in_what_is_not_finite(bench: Bench, codec: Codec) -> No
     tree = bench.change()
     for value in (float("nan"), float("inf"), -float("inf"), 3.4e38, -3.4e38):
         found = bench.read(poisoned(codec, tree, value), codec)
-        assert isinstance(found, Fault), (value, found)
-    assert isinstance(bench.read(poisoned(codec, tree, 0.25), codec), Received)
+        assert isinstance(found, Failure), (value, found)
+    assert isinstance(bench.read(poisoned(codec, tree, 0.25), codec), CheckedUpdate)
 
 
 def test_answers_to_something_else_are_refused(bench: Bench) -> None:
     tree = bench.change()
     part = Float32().encode(jax.random.key(0), tree)
-    good = Change(experiment=EXPERIMENT, round=ROUND)
-    assert isinstance(bench.read(packed(good, part), Float32()), Received)
+    good = TrainReply(experiment=EXPERIMENT, round=ROUND)
+    assert isinstance(bench.read(packed(good, part), Float32()), CheckedUpdate)
     for blob, why in (
         (packed(good.model_copy(update={"experiment": "other"}), part), "another experiment"),
         (packed(good.model_copy(update={"round": ROUND - 1}), part), f"round {ROUND - 1}, not"),
-        (packed(good), "0 models where 1"),
-        (packed(good, part, part), "2 models where 1"),
-        (packed(good, *[b""] * 9), "9 models where 1"),
-        (scored(), '"scored", but "change" is due'),
-        (pickle.dumps({"kind": "change"}), "no message of perfed"),
-        (os.urandom(1000), "no message of perfed"),
-        (b"", "no message of perfed"),
+        (packed(good), "0 messages where 1"),
+        (packed(good, part, part), "2 messages where 1"),
+        (packed(good, *[b""] * 9), "9 messages where 1"),
+        (scored(), '"evaluate-reply", but "train-reply" is due'),
+        (pickle.dumps({"kind": "train-reply"}), "not a message of perfed"),
+        (os.urandom(1000), "not a message of perfed"),
+        (b"", "not a message of perfed"),
         (MARK, "ends in its first bytes"),
         (MARK + b"\x02" + b"\0" * 9, "same perfed on all machines"),
         (raw("{}", length=3), "claims 3 bytes, which it cannot have"),
@@ -553,24 +560,24 @@ def test_answers_to_something_else_are_refused(bench: Bench) -> None:
         bench.refuses(packed(good, part), "codec is 0, not", codec)
         bench.refuses(changed_by(codec, tree), f"codec is {codec.number}, not 0")
     for codec, due in ((LowPrecision(2), LowPrecision(3)), (TopK(0.1), TopK(0.2))):
-        assert isinstance(bench.read(changed_by(codec, tree), due), Fault)
+        assert isinstance(bench.read(changed_by(codec, tree), due), Failure)
 
 
 def test_an_iterate_is_no_way_around(bench: Bench) -> None:
     """What else a method sends is as finite, and counts for the length as well."""
-    iterates = replace(bench, state=bench.state._replace(iterate=bench.state.w))
+    iterates = replace(bench, extra=bench.state.params)
     tree = bench.change()
-    header = Change(experiment=EXPERIMENT, round=ROUND)
+    header = TrainReply(experiment=EXPERIMENT, round=ROUND)
     good = Float32().encode(jax.random.key(0), tree)
     far = Float32().encode(jax.random.key(0), jax.tree.map(lambda leaf: 1000 * leaf, tree))
-    (bad,) = unpacked(poisoned(Float32(), tree, float("nan")), Change)[1]
+    (bad,) = unpacked(poisoned(Float32(), tree, float("nan")), TrainReply)[1]
     found = iterates.read(packed(header, good, good), Float32())
-    assert isinstance(found, Received)
+    assert isinstance(found, CheckedUpdate)
     long = iterates.read(packed(header, good, far), Float32())
-    assert isinstance(long, Received)
+    assert isinstance(long, CheckedUpdate)
     assert long.norm == pytest.approx(1000 * found.norm, rel=1e-5)
     iterates.refuses(packed(header, good, bad), "not finite")
-    iterates.refuses(packed(header, good), "1 models where 2")
+    iterates.refuses(packed(header, good), "1 messages where 2")
 
 
 def refused(norms: list[float], before: float | None, most: float | None = None) -> list[float]:
@@ -621,9 +628,9 @@ def test_a_change_that_is_nothing_is_no_measure() -> None:
     ],
 )
 def test_other_scores_than_were_asked_for_are_refused(changes: dict[str, Any]) -> None:
-    found = read_scores(scored(**changes), EXPERIMENT, ROUND, SCORES)
-    assert isinstance(found, Fault)
-    good = read_scores(scored(), EXPERIMENT, ROUND, SCORES)
+    found = read_scores(scored(**changes), EXPERIMENT, ROUND, KINDS, SCORES)
+    assert isinstance(found, Failure)
+    good = read_scores(scored(), EXPERIMENT, ROUND, KINDS, SCORES)
     assert good == dict.fromkeys(("global", "personalized"), dict.fromkeys(SCORES, 0.5))
 
 
@@ -632,10 +639,10 @@ def test_scores_are_finite(value: str) -> None:
     facts, _ = taken_apart(scored())
     facts["scores"]["global"]["loss"] = "HERE"
     blob = raw(json.dumps(facts).replace('"HERE"', value))
-    assert isinstance(read_scores(blob, EXPERIMENT, ROUND, SCORES), Fault)
+    assert isinstance(read_scores(blob, EXPERIMENT, ROUND, KINDS, SCORES), Failure)
     undefined = raw(json.dumps(facts).replace('"HERE"', "null"))
-    found = read_scores(undefined, EXPERIMENT, ROUND, SCORES)
-    assert not isinstance(found, Fault)
+    found = read_scores(undefined, EXPERIMENT, ROUND, KINDS, SCORES)
+    assert not isinstance(found, Failure)
     assert isnan(found["global"]["loss"])
 
 
@@ -650,10 +657,10 @@ def test_scores_are_finite(value: str) -> None:
     ],
 )  # fmt: skip
 def test_introductions_are_what_the_server_can_bear(field: str, value: str) -> None:
-    assert isinstance(read_introduction(introduction(), EXPERIMENT), Introduction)
+    assert isinstance(read_client_info(introduction(), EXPERIMENT), ClientInfo)
     facts, _ = taken_apart(introduction())
     blob = raw(json.dumps(facts | {field: "HERE"}).replace('"HERE"', value))
-    assert isinstance(read_introduction(blob, EXPERIMENT), Fault)
+    assert isinstance(read_client_info(blob, EXPERIMENT), Failure)
 
 
 @pytest.mark.parametrize(
@@ -670,26 +677,26 @@ def test_introductions_are_what_the_server_can_bear(field: str, value: str) -> N
     ],
 )
 def test_odd_headers_are_named(bench: Bench, header: str, why: str) -> None:
-    start = f'{{"experiment":"{EXPERIMENT}","kind":"change",'
+    start = f'{{"experiment":"{EXPERIMENT}","kind":"train-reply",'
     bench.refuses(raw(f'{start}{header},"parts":[]}}'), why)
     bench.refuses(raw(f'{start}"round":7,"parts":[]}}'.encode("utf-16")), "no JSON")
 
 
 @pytest.mark.parametrize("lengths", [[-1], [2**63], [2**31], [3], [5], [2, 3], [4, 2**40], [9, -5]])
 def test_parts_must_add_up(bench: Bench, lengths: list[int]) -> None:
-    facts = {"experiment": EXPERIMENT, "kind": "change", "round": ROUND}
+    facts = {"experiment": EXPERIMENT, "kind": "train-reply", "round": ROUND}
     found = bench.read(raw(json.dumps(facts | {"parts": lengths}), b"four"), Float32())
-    assert isinstance(found, Fault)
+    assert isinstance(found, Failure)
     assert "parts" in found.reason
 
 
 def test_what_clients_say_is_one_line_that_can_be_written() -> None:
     nasty = "so\nround 3: client-0 does not count\r\x1b[2J\x07\u2028\u202e\ud800" + "x" * 10**6
-    fault = Fault(nasty)
+    fault = Failure(nasty)
     assert len(fault.reason) < 600
     assert fault.reason.isprintable()
     fault.reason.encode()
-    assert Fault("no answer within 5 s").reason == "no answer within 5 s"
+    assert Failure("no answer within 5 s").reason == "no answer within 5 s"
     assert legible("Zoë  is\there", 50) == "Zoë is here"
     assert legible("x" * 50, 50) == "x" * 50
     assert legible("x" * 51, 50) == "x" * 50 + "..."
@@ -736,7 +743,7 @@ def says(blob: bytes) -> Handed:
 
 def asked(answers: Mapping[int, Handed], timeout: float = 60.0) -> dict[int, Answer]:
     grid = Odd(answers)
-    return Conversation(grid).ask("turn", "turn 0", dict.fromkeys(answers, b"?"), timeout)
+    return Messenger(grid).ask("train", "turn 0", dict.fromkeys(answers, b"?"), timeout)
 
 
 def raises(error: Exception) -> Handed:
@@ -762,7 +769,7 @@ REQUEST = httpx.Request("POST", "http://x")
 def test_what_flower_cannot_read_is_that_clients_fault(error: Exception) -> None:
     found = asked({1: says(b"one"), 2: raises(error), 3: says(b"three")})
     assert (found[1], found[3]) == (b"one", b"three")
-    assert isinstance(found[2], Fault)
+    assert isinstance(found[2], Failure)
 
 
 def test_an_answer_that_does_not_come_in_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -780,8 +787,8 @@ def test_an_answer_that_does_not_come_in_holds_up_nobody(monkeypatch: pytest.Mon
 
     grid = Odd({1: announced, 2: says(b"two"), 3: never})
     questions = dict.fromkeys((1, 2, 3), b"?")
-    found = Conversation(grid).ask(
-        "turn", "turn 0", questions, 3.0, lambda node, _: heard.set() if node == 2 else None
+    found = Messenger(grid).ask(
+        "train", "turn 0", questions, 3.0, lambda node, _: heard.set() if node == 2 else None
     )
     over.set()
     assert found == {1: b"late", 2: b"two"}
@@ -813,7 +820,7 @@ def test_answers_that_are_none_are_refused() -> None:
     found = asked({1: empty, 2: wrong, 3: lambda q: [Message(more, reply_to=q)], 4: says(b"four")})
     faults = [found[node] for node in (1, 2, 3)]
     for fault in faults:
-        assert isinstance(fault, Fault)
+        assert isinstance(fault, Failure)
         assert fault.reason.isprintable()
         assert len(fault.reason) < 600
     assert found[4] == b"four"
@@ -871,13 +878,13 @@ class Ground:
     client: Client
     config: dict[str, Any]
 
-    def hello(self, experiment: str = EXPERIMENT, **data: Any) -> Introduction:
+    def join(self, experiment: str = EXPERIMENT, **data: Any) -> ClientInfo:
         config = self.config | {"data": self.config["data"] | data}
-        return self.told(experiment, config)
+        return self.info(experiment, config)
 
-    def told(self, experiment: str, config: dict[str, Any]) -> Introduction:
-        blob = self.message(Hello, experiment, {"config": config, "name": "client-0"})
-        return unpacked(self.client.answer(blob, "hello"), Introduction)[0]
+    def info(self, experiment: str, config: dict[str, Any]) -> ClientInfo:
+        blob = self.message(JoinRequest, experiment, {"config": config, "name": "client-0"})
+        return unpacked(self.client.answer(blob, "join"), ClientInfo)[0]
 
     def message(self, kind: Any, experiment: str, facts: dict[str, Any]) -> bytes:
         """As a server writes it that checks nothing."""
@@ -891,7 +898,7 @@ def ground(tmp_path: Path) -> Ground:
     write_clients(tmp_path / "data")
     write_clients(tmp_path / "secret", (9,), examples=50)
     config = federated(Config.checked(settings(tmp_path / "data", FEDAVG)))
-    client = Client(Home(tmp_path / "a" / "b" / "home"), tmp_path / "data" / "client-0.npz")
+    client = Client(ClientDir(tmp_path / "a" / "b" / "home"), tmp_path / "data" / "client-0.npz")
     return Ground(tmp_path, client, config)
 
 
@@ -899,14 +906,14 @@ def ground(tmp_path: Path) -> Ground:
 def test_a_server_cannot_lead_a_client_out_of_its_home(ground: Ground, name: str) -> None:
     before = files(ground.path)
     with pytest.raises((CodecError, DataError)):
-        ground.hello(name)
+        ground.join(name)
     asked = {"round": 0, "number": 0, "counted": -1}
-    for kind, what in ((Turn, "turn"), (Scoring, "scoring")):
+    for kind, what in ((TrainRequest, "train"), (EvaluateRequest, "evaluate")):
         with pytest.raises((CodecError, DataError)):
             ground.client.answer(ground.message(kind, name, asked), what)
     assert files(ground.path) == before
     with pytest.raises((DataError, ValueError)):
-        ground.client.home.of(name)
+        ground.client.client_dir.of(name)
 
 
 def test_a_client_reads_its_own_file_whatever_it_is_told(ground: Ground, watched: Watched) -> None:
@@ -936,14 +943,14 @@ def test_a_client_reads_its_own_file_whatever_it_is_told(ground: Ground, watched
         watched.seen.clear()
         watched.on = True
         try:
-            told = ground.told(f"{EXPERIMENT}-{i}", config)
+            told = ground.info(f"{EXPERIMENT}-{i}", config)
             answered += 1
             assert (told.shape, told.train, told.test) == ((6,), 20, 10)
         except (ConfigError, DataError, FieldError):
             pass
         finally:
             watched.on = False
-        own = (str(ground.path / "data" / "client-0.npz"), str(ground.client.home.path))
+        own = (str(ground.path / "data" / "client-0.npz"), str(ground.client.client_dir.path))
         for event, what in watched.seen:
             place = ground.path.as_posix() in what or "passwd" in what
             assert event in READS, (event, what)
@@ -968,10 +975,10 @@ class Bomb:
 def test_a_pickle_is_not_opened_by_anyone(ground: Ground, bench: Bench) -> None:
     path = ground.path / "exploded"
     bomb = pickle.dumps(Bomb(str(path)))
-    good = Change(experiment=EXPERIMENT, round=ROUND)
-    bench.refuses(bomb, "no message of perfed")
+    good = TrainReply(experiment=EXPERIMENT, round=ROUND)
+    bench.refuses(bomb, "not a message of perfed")
     bench.refuses(packed(good, bomb), "mark is 128, not 112")
-    for kind in ("hello", "turn", "scoring"):
+    for kind in ("join", "train", "evaluate"):
         with pytest.raises(CodecError):
             ground.client.answer(bomb, kind)
     assert not path.exists()
@@ -983,16 +990,21 @@ def test_a_pickle_is_not_opened_by_anyone(ground: Ground, bench: Bench) -> None:
 def kept(ground: Ground) -> tuple[Ground, Path, Callable[[int], bytes]]:
     """A client that has had a turn, what it keeps, and how it is asked again."""
     ground.config = federated(Config.checked(settings(ground.path / "data", PFEDME)))
-    ground.hello()
-    w = Config.checked(settings(ground.path / "data", PFEDME)).build().setup.first_state().w
+    ground.join()
+    w = (
+        Config.checked(settings(ground.path / "data", PFEDME))
+        .build()
+        .experiment.init_state()
+        .params
+    )
     model = Float32().encode(jax.random.key(0), w)
 
-    def turn(round: int) -> bytes:
-        asked = Turn(experiment=EXPERIMENT, round=round, number=0, counted=round - 1)
-        return ground.client.answer(packed(asked, model), "turn")
+    def train(round: int) -> bytes:
+        asked = TrainRequest(experiment=EXPERIMENT, round=round, number=0, counted=round - 1)
+        return ground.client.answer(packed(asked, model), "train")
 
-    turn(0)
-    return ground, ground.client.home.of(EXPERIMENT) / KEPT, turn
+    train(0)
+    return ground, ground.client.client_dir.of(EXPERIMENT) / KEPT, train
 
 
 DAMAGES: list[Callable[[bytes], bytes]] = [
@@ -1010,30 +1022,32 @@ DAMAGES: list[Callable[[bytes], bytes]] = [
 
 
 def test_a_damaged_memory_is_refused(kept: tuple[Ground, Path, Callable[[int], bytes]]) -> None:
-    _, path, turn = kept
+    _, path, train = kept
     whole = path.read_bytes()
     for damage in DAMAGES:
         path.write_bytes(damage(whole))
         with pytest.raises(DataError, match=r"kept.*remove"):
-            turn(1)
+            train(1)
     path.write_bytes(whole)
-    assert isinstance(turn(1), bytes)
+    assert isinstance(train(1), bytes)
 
 
 def test_so_is_one_of_another_model(kept: tuple[Ground, Path, Callable[[int], bytes]]) -> None:
-    ground, path, turn = kept
-    other = Home(ground.path / "other")
+    ground, path, train = kept
+    other = ClientDir(ground.path / "other")
     write_clients(ground.path / "wide", (9,))
     client = Client(other, ground.path / "wide" / "client-0.npz")
     values = settings(ground.path / "wide", PFEDME)
-    hello = Hello(experiment="wide", config=federated(Config.checked(values)), name="client-0")
-    client.answer(packed(hello), "hello")
-    w = Config.checked(values).build().setup.first_state().w
-    asked = Turn(experiment="wide", round=0, number=0, counted=-1)
-    client.answer(packed(asked, Float32().encode(jax.random.key(0), w)), "turn")
+    hello = JoinRequest(
+        experiment="wide", config=federated(Config.checked(values)), name="client-0"
+    )
+    client.answer(packed(hello), "join")
+    w = Config.checked(values).build().experiment.init_state().params
+    asked = TrainRequest(experiment="wide", round=0, number=0, counted=-1)
+    client.answer(packed(asked, Float32().encode(jax.random.key(0), w)), "train")
     path.write_bytes((other.of("wide") / KEPT).read_bytes())
     with pytest.raises(DataError, match=r"another"):
-        turn(1)
+        train(1)
 
 
 def test_so_is_one_of_another_experiment(
@@ -1041,13 +1055,13 @@ def test_so_is_one_of_another_experiment(
 ) -> None:
     """Of the same model, so that nothing else would tell."""
     ground, path, _ = kept
-    ground.hello("another")
-    home = ground.client.home
+    ground.join("another")
+    home = ground.client.client_dir
     (home.of("another") / KEPT).write_bytes(path.read_bytes())
-    first = jax.tree.map(lambda leaf: leaf[0], ground.client._known["another"].first.kept)
-    home.recall(EXPERIMENT, first)
+    first = jax.tree.map(lambda leaf: leaf[0], ground.client._known["another"].first.clients)
+    home.read_records(EXPERIMENT, first)
     with pytest.raises(DataError, match=r"another experiment.*remove"):
-        home.recall("another", first)
+        home.read_records("another", first)
 
 
 # What the code may not even contain.
@@ -1175,7 +1189,7 @@ class FleetClient:
 
 
 @contextmanager
-def fleet(path: Path) -> Iterator[tuple[Conversation, FleetClient, FleetClient]]:
+def fleet(path: Path) -> Iterator[tuple[Messenger, FleetClient, FleetClient]]:
     """A real SuperLink behind the clients' port, a run on it, and two clients."""
     make_keys(path / "keys", [], ["honest", "rogue"])
     keys, own = ServerKeys.read(path / "keys" / "server"), free_port()
@@ -1197,7 +1211,7 @@ def fleet(path: Path) -> Iterator[tuple[Conversation, FleetClient, FleetClient]]
         link = Link(own, keys.authority, b"x" * 32)
         register(link, keys.clients)
         with (
-            ClientsPort(
+            ClientGateway(
                 LOOPBACK, 0, f"https://{LOOPBACK}:{own}", certificate=keys.certificate,
                 key=keys.key, authority=keys.authority, admitted=keys.clients.values(),
             ) as port,
@@ -1207,7 +1221,7 @@ def fleet(path: Path) -> Iterator[tuple[Conversation, FleetClient, FleetClient]]
                 FleetClient(path / "keys" / "clients" / name, port.port)
                 for name in ("honest", "rogue")
             )
-            yield Conversation(grid), honest, rogue
+            yield Messenger(grid), honest, rogue
     finally:
         program.stop()
 
@@ -1228,7 +1242,7 @@ def test_a_client_that_breaks_flowers_rules_is_refused(tmp_path: Path) -> None:
             ]
             for thread in threads:
                 thread.start()
-            found = talk.ask("turn", "turn 0", {honest.id: b"?", rogue.id: b"?"}, timeout)
+            found = talk.ask("train", "turn 0", {honest.id: b"?", rogue.id: b"?"}, timeout)
             for thread in threads:
                 thread.join()
             assert found[honest.id] == b"honest"
@@ -1239,7 +1253,7 @@ def test_a_client_that_breaks_flowers_rules_is_refused(tmp_path: Path) -> None:
         # Parts that Flower cannot read.
         garbled = RecordDict({"perfed": Garbled({"blob": b"x"})})
         found = asked(lambda q: rogue.push(rogue.reply(q, garbled)))
-        assert isinstance(found, Fault)
+        assert isinstance(found, Failure)
         assert "cannot read" in found.reason
         # An answer to one question in the envelope of an answer to another.
         found = asked(
@@ -1248,7 +1262,7 @@ def test_a_client_that_breaks_flowers_rules_is_refused(tmp_path: Path) -> None:
                 {"reply_to_message_id": q.message_id},
             )
         )
-        assert isinstance(found, Fault)
+        assert isinstance(found, Failure)
         # The name of another message than the one that is sent.
         found = asked(
             lambda q: rogue.push(rogue.reply(q, record(b"y")), {"message_id": "0" * 64}), 8.0
@@ -1265,7 +1279,7 @@ def test_a_client_cannot_give_orders_in_the_servers_name(tmp_path: Path) -> None
     """Nor can it answer for others, or say something to the server unasked."""
     with fleet(tmp_path) as (talk, honest, rogue):
         asking = threading.Thread(
-            target=talk.ask, args=("turn", "turn 0", {honest.id: b"?", rogue.id: b"?"}, 20.0)
+            target=talk.ask, args=("train", "turn 0", {honest.id: b"?", rogue.id: b"?"}, 20.0)
         )
         asking.start()
         theirs, question = honest.question(), rogue.question()
@@ -1287,19 +1301,19 @@ def test_a_client_cannot_give_orders_in_the_servers_name(tmp_path: Path) -> None
 
 def tampered(answer: bytes, change: Callable[[np.ndarray], np.ndarray]) -> bytes:
     """An answer with other numbers in it."""
-    header, (part,) = unpacked(answer, Change)
+    header, (part,) = unpacked(answer, TrainReply)
     head, numbers = part[:6], np.frombuffer(part[6:], "<f4")
     return packed(header, head + change(numbers).astype("<f4").tobytes())
 
 
 def restated(answer: bytes, **facts: Any) -> bytes:
     """An answer that says it is to something else."""
-    header, parts = unpacked(answer, Change)
+    header, parts = unpacked(answer, TrainReply)
     return packed(header.model_copy(update=facts), *parts)
 
 
 def reshaped(answer: bytes) -> bytes:
-    header, _ = unpacked(answer, Change)
+    header, _ = unpacked(answer, TrainReply)
     return packed(header, Float32().encode(jax.random.key(0), {"w": jnp.ones((2, 2))}))
 
 
@@ -1332,51 +1346,55 @@ def lies(trap: Path) -> list[tuple[Lie, str]]:
 
 def rogue(server: str, data: str, home: str, keys: str, go: str, trap: str) -> None:
     """The rogue's program: a real member of the federation, but for what it answers."""
-    app, honest = ClientApp(), Client(Home(Path(home)), Path(data))
+    app, honest = ClientApp(), Client(ClientDir(Path(home)), Path(data))
     answers = [lie for lie, _ in lies(Path(trap))]
 
     @app.query()
-    def hello(message: Message, context: Context) -> Message:
-        blob = honest.answer(blob_of(message.content), "hello")
+    def join(message: Message, context: Context) -> Message:
+        blob = honest.answer(blob_of(message.content), "join")
         return Message(record(blob), reply_to=message)
 
     @app.train()
-    def turn(message: Message, context: Context) -> Message:
+    def train(message: Message, context: Context) -> Message:
         blob = blob_of(message.content)
-        round = unpacked(blob, Turn)[0].round
+        round = unpacked(blob, TrainRequest)[0].round
         if round == len(answers) - 1:  # the run is not to be over before all have tried
             wait(Path(go).exists, 500, go)
-        lie = answers[round](honest.answer(blob, "turn"))
+        lie = answers[round](honest.answer(blob, "train"))
         content = lie if isinstance(lie, RecordDict) else record(lie)
         return Message(content, reply_to=message)
 
     @app.evaluate()
     def scoring(message: Message, context: Context) -> Message:
-        blob = honest.answer(blob_of(message.content), "scoring")
+        blob = honest.answer(blob_of(message.content), "evaluate")
         facts, _ = taken_apart(blob)
         facts["scores"]["global"]["loss"] = "HERE"
         blob = raw(json.dumps(facts).replace('"HERE"', "1e999"))
         return Message(record(blob), reply_to=message)
 
-    vars(join)["client_app"] = app
-    vars(runtime)["told"] = lambda error: f"{type(error).__name__}: {error}"  # says what it likes
-    member = join.Member(server, Path(data), Home(Path(home)), ClientKeys.read(Path(keys)))
+    vars(join_module)["client_app"] = app
+    vars(runtime)["public_text"] = lambda error: (
+        f"{type(error).__name__}: {error}"
+    )  # says what it likes
+    member = join_module.JoinedClient(
+        server, Path(data), ClientDir(Path(home)), ClientKeys.read(Path(keys))
+    )
     member.run(lambda line: print(line, flush=True))
 
 
 def without_the_rogue(values: dict[str, Any]) -> Any:
     """The model that the other two alone come to."""
-    setup = Config.checked(values).build().setup
-    world, first = setup.world(), setup.first_state()
-    w = first.w
-    kept = {i: jax.tree.map(lambda leaf, i=i: leaf[i], first.kept) for i in (0, 1)}
-    turn = jax.jit(lambda *arguments: setup.take_turn(world, *arguments))
+    made = Config.checked(values).build().experiment
+    data, state = made.device_data(), made.init_state()
+    records = {i: row(state.clients, i) for i in (0, 1)}
+    update = jax.jit(partial(client_update, made))
     for round in range(values["rounds"]):
-        done = {i: turn(w, kept[i], round, i) for i in (0, 1)}
-        kept = {i: own.kept for i, own in done.items()}
-        mean = jax.tree.map(lambda a, b: (a + b) / 2, done[0].change, done[1].change)
-        w = setup.method.merge(w, mean)
-    return w
+        sent = broadcast(made, state)
+        done = [update(data, sent, records[i], round, i) for i in (0, 1)]
+        records = {i: own.record for i, own in enumerate(done)}
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, done[0].delta, done[1].delta)
+        state = server_update(made, state, (mean, None), state.clients)
+    return state.params
 
 
 @dataclass(frozen=True)
@@ -1415,7 +1433,7 @@ def call(path: Path, name: str, caller: Caller) -> Any:
             sys.executable, "-P", "-m", "perfed", "join",
             "--server", f"{LOOPBACK}:{caller.port}", "--patience", "40",
             "--data", str(path / "data" / f"{NAMES[0]}.npz"),
-            "--home", str(path / "homes" / name), *keys,
+            "--client-dir", str(path / "homes" / name), *keys,
         ],
         path / f"{name}.log",
     )  # fmt: skip
@@ -1600,12 +1618,14 @@ WARNING :   Connection attempt failed, retrying in 2.54 seconds
 @pytest.mark.parametrize(("said", "remedy"), [(NO_TLS_THERE, "--insecure"), (TLS_THERE, "--keys")])
 def test_keys_on_one_side_only_are_named(said: str, remedy: str) -> None:
     """A client without keys at a server with them, and the other way round."""
-    assert remedy in join._why(said)
+    assert remedy in join_module._why(said)
 
 
 def test_so_are_clocks_that_differ() -> None:
     """A signature from the future is refused like one of a node that is not known any more."""
-    assert "clock" in join._why("ERROR : Client error '401 Unauthorized' for url 'https://x/'")
+    assert "clock" in join_module._why(
+        "ERROR : Client error '401 Unauthorized' for url 'https://x/'"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
@@ -33,10 +32,11 @@ from federations import (
     simulated,
     wait,
 )
-from perfed.evaluation.evaluator import Evaluator
+from perfed.core.trees import row, stack
+from perfed.evaluation.evaluator import SimulationEvaluator
 from perfed.runs import Config
 from perfed.runs.run_dir import read_run
-from perfed.simulation import State
+from perfed.simulation.round import broadcast, client_update, server_update
 
 pytestmark = pytest.mark.federation
 
@@ -151,20 +151,21 @@ def counted(run: Federation) -> list[list[int]]:
 def replayed(values: dict[str, Any], rounds: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:
     """The global model and everyone's own, of a run in whose rounds these clients counted."""
     engine = Config.checked(values).build()
-    setup = engine.setup
-    world, first, w = setup.world(), setup.first_state(), setup.first_state().w
-    kept = [jax.tree.map(lambda leaf, i=i: leaf[i], first.kept) for i in range(len(NAMES))]
+    made, state = engine.experiment, engine.experiment.init_state()
+    data, aggregate = made.device_data(), made.pipeline.aggregate
+    records = [row(state.clients, i) for i in range(len(NAMES))]
     for round, clients in enumerate(rounds):
-        received = setup.broadcast(w, round).received
-        sent = [setup.take_turn(world, received, kept[i], round, i) for i in clients]
-        for i, own in zip(clients, sent, strict=True):
-            kept[i] = own.kept
-        changes = [own.change for own in sent]
-        mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *changes)
-        w = setup.method.merge(w, mean)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
-    models = Evaluator(engine).personal_models(State(jnp.int32(len(rounds)), w, stacked, None))
-    return w, [jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(len(NAMES))]
+        sent = broadcast(made, state)
+        updates = [client_update(made, data, sent, records[i], round, i) for i in clients]
+        for i, own in zip(clients, updates, strict=True):
+            records[i] = own.record
+        stacked = stack([(own.delta, own.extra) for own in updates])
+        weights = jnp.stack([own.weight for own in updates])
+        mean = aggregate.finish(aggregate.total(weights, stacked))
+        state = server_update(made, state, mean, state.clients)
+    state = state._replace(clients=stack(records))
+    models = SimulationEvaluator(engine).personal_models(state)
+    return state.params, [row(models, i) for i in range(len(NAMES))]
 
 
 def check_replayed(run: Federation) -> list[list[int]]:
@@ -248,7 +249,7 @@ def test_clients_fail_in_many_ways_and_come_back(tmp_path: Path) -> None:
         run.join("client-0")
         went_out(run, "client-0", "no answer within 25 s")
 
-        # A full disk. Rounds have too few answers now, until the crashed one is back.
+        # A full disk. Engine have too few answers now, until the crashed one is back.
         with full_disk(run, "client-2"):
             run.wait_for("No space left on device", LONG, "client-2")
 
@@ -385,7 +386,7 @@ def test_a_namesake_waits_until_the_name_is_free(tmp_path: Path) -> None:
         run.join("client-0")
         run.wait_for("client-0 is here", LONG)
         first = run.members["client-0"]
-        run.join("client-0", "--home", str(tmp_path / "homes" / "again"))
+        run.join("client-0", "--client-dir", str(tmp_path / "homes" / "again"))
         again = run.members["client-0"]
         run.wait_for("client-0 cannot take part: there is a client client-0 already", LONG)
         run.members["client-0"] = first

@@ -181,7 +181,7 @@ def test_a_new_host_takes_a_new_certificate_of_the_same_key(folder: Path) -> Non
     assert before.keys() == after.keys()
     changed = {name for name in after if before[name] != after[name]}
     assert changed == {"server/server.crt"}
-    # Clients that reach it by the others still do.
+    # ClientManager that reach it by the others still do.
     assert names(folder / "server" / "server.crt") == known | {"new.example.org"}
     ServerKeys.read(folder / "server")
 

@@ -74,7 +74,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from perfed.core.errors import ConfigError
 from perfed.federation.transport import gateway as module
-from perfed.federation.transport.gateway import ClientsPort
+from perfed.federation.transport.gateway import ClientGateway
 from perfed.federation.transport.keys import ServerKeys, make_keys
 
 LOOPBACK = "127.0.0.1"
@@ -196,18 +196,20 @@ def upstream() -> Iterator[Recorder]:
         yield seen
 
 
-def plain(upstream: str, **options: Any) -> ClientsPort:
-    return ClientsPort(LOOPBACK, 0, upstream, certificate=None, key=None, authority=None, **options)
+def plain(upstream: str, **options: Any) -> ClientGateway:
+    return ClientGateway(
+        LOOPBACK, 0, upstream, certificate=None, key=None, authority=None, **options
+    )
 
 
 @pytest.fixture
-def port(upstream: Recorder) -> Iterator[ClientsPort]:
+def port(upstream: Recorder) -> Iterator[ClientGateway]:
     """A port without keys before the recorder."""
     with plain(upstream.address) as opened:
         yield opened
 
 
-def url(port: ClientsPort, name: str = "activate-node") -> str:
+def url(port: ClientGateway, name: str = "activate-node") -> str:
     return f"http://{LOOPBACK}:{port.port}/v1/fleet/{name}"
 
 
@@ -279,7 +281,7 @@ class SuperLink:
 
     folder: Path
     port: int
-    clients: ClientsPort
+    clients: ClientGateway
     operator: httpx.Client
 
     def direct(self, path: str, message: Protobuf, **headers: str) -> bytes:
@@ -378,7 +380,7 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
         context = ssl.create_default_context(cafile=folder / "ca.crt")
         with (
             httpx.Client(verify=context, timeout=20) as operator,
-            ClientsPort(
+            ClientGateway(
                 LOOPBACK, 0, f"https://{LOOPBACK}:{own}",
                 certificate=keys.certificate, key=keys.key, authority=keys.authority,
                 admitted=keys.clients.values(),
@@ -437,7 +439,7 @@ def test_the_fleet_api_is_flowers() -> None:
     assert told in module.RESPONSE_HEADERS
 
 
-def test_fleet_calls_pass_both_ways(port: ClientsPort, upstream: Recorder) -> None:
+def test_fleet_calls_pass_both_ways(port: ClientGateway, upstream: Recorder) -> None:
     upstream.status, upstream.headers = 412, {"Content-Type": "application/json", "X-Own": "1"}
     with httpx.Client() as client:
         for name in sorted(module.FLEET):
@@ -453,7 +455,7 @@ def test_fleet_calls_pass_both_ways(port: ClientsPort, upstream: Recorder) -> No
     assert upstream.bodies == [b"" if n == "push-messages" else n.encode() for n in names]
 
 
-def test_only_what_the_fleet_api_reads_is_passed(port: ClientsPort, upstream: Recorder) -> None:
+def test_only_what_the_fleet_api_reads_is_passed(port: ClientGateway, upstream: Recorder) -> None:
     kept = {name.decode(): f"value of {name.decode()}" for name in module.REQUEST_HEADERS}
     others = {
         "x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "cookie": "a=b",
@@ -468,20 +470,20 @@ def test_only_what_the_fleet_api_reads_is_passed(port: ClientsPort, upstream: Re
     assert headers == kept | {"host": f"{LOOPBACK}:{upstream.port}", "content-length": "2"}
 
 
-def test_a_body_may_come_in_chunks(port: ClientsPort, upstream: Recorder) -> None:
+def test_a_body_may_come_in_chunks(port: ClientGateway, upstream: Recorder) -> None:
     answer = httpx.post(url(port), content=iter([b"one", b"two"]))
     assert answer.status_code == 200
     assert upstream.bodies == [b"onetwo"]
 
 
-def test_large_bodies_pass_both_ways(port: ClientsPort, upstream: Recorder) -> None:
+def test_large_bodies_pass_both_ways(port: ClientGateway, upstream: Recorder) -> None:
     upstream.answer, sent = os.urandom(40 * MB), os.urandom(40 * MB)
     answer = httpx.post(url(port, "push-object"), content=sent, timeout=60)
     assert answer.content == upstream.answer
     assert upstream.bodies == [sent]
 
 
-def test_bodies_are_passed_on_as_they_come(port: ClientsPort, upstream: Recorder) -> None:
+def test_bodies_are_passed_on_as_they_come(port: ClientGateway, upstream: Recorder) -> None:
     """Half a request is with the SuperLink, and half an answer with the client, before the rest."""
     go_on, in_time = threading.Event(), []
     upstream.answer, upstream.halfway = bytes(2 * MB), lambda: in_time.append(go_on.wait(5))
@@ -498,7 +500,7 @@ def test_bodies_are_passed_on_as_they_come(port: ClientsPort, upstream: Recorder
     assert in_time == [True]
 
 
-def test_connections_are_kept(port: ClientsPort, upstream: Recorder) -> None:
+def test_connections_are_kept(port: ClientGateway, upstream: Recorder) -> None:
     """The client's is, even after a refusal; and one that the SuperLink has closed is made anew."""
     good, bad = head("/v1/fleet/get-run", "Content-Length: 2"), head("/", "Content-Length: 2")
     with socket.create_connection((LOOPBACK, port.port), 10) as connection:
@@ -535,7 +537,7 @@ TARGETS = [
 ]  # fmt: skip
 
 
-def test_nothing_else_is_answered(port: ClientsPort, upstream: Recorder) -> None:
+def test_nothing_else_is_answered(port: ClientGateway, upstream: Recorder) -> None:
     for target in TARGETS:
         request = head(target.format(port=upstream.port), "Content-Length: 2") + b"12"
         assert raw((LOOPBACK, port.port), request) == [(404, b"")], target
@@ -547,14 +549,14 @@ METHODS = (
 )  # fmt: skip
 
 
-def test_no_other_method_is(port: ClientsPort, upstream: Recorder) -> None:
+def test_no_other_method_is(port: ClientGateway, upstream: Recorder) -> None:
     for method in METHODS:
         for target in ("/v1/fleet/activate-node", CONTROL, "/docs"):
             assert raw((LOOPBACK, port.port), head(target, method=method)) == [(404, b"")], method
     assert upstream.asked == []
 
 
-def test_nor_an_upgrade(port: ClientsPort, upstream: Recorder) -> None:
+def test_nor_an_upgrade(port: ClientGateway, upstream: Recorder) -> None:
     for kind in ("websocket", "h2c"):
         request = head(
             "/v1/control/stream-logs", "Connection: Upgrade", f"Upgrade: {kind}",
@@ -599,7 +601,7 @@ SMUGGLED = {
 }  # fmt: skip
 
 
-def test_no_request_is_smuggled_in_another(port: ClientsPort, upstream: Recorder) -> None:
+def test_no_request_is_smuggled_in_another(port: ClientGateway, upstream: Recorder) -> None:
     """It may be refused, or be taken for a request of its own and refused then; it never passes."""
     for kind, request in SMUGGLED.items():
         found = raw((LOOPBACK, port.port), request, count=3, seconds=0.2)
@@ -612,7 +614,7 @@ def test_no_request_is_smuggled_in_another(port: ClientsPort, upstream: Recorder
         upstream.asked.clear()
 
 
-def test_a_request_in_a_body_is_a_body(port: ClientsPort, upstream: Recorder) -> None:
+def test_a_request_in_a_body_is_a_body(port: ClientGateway, upstream: Recorder) -> None:
     """Whether the body is passed on, or belongs to what is refused."""
     for target, status in (("/v1/fleet/get-run", 200), ("/docs", 404)):
         request = head(target, f"Content-Length: {len(INNER)}") + INNER
@@ -642,7 +644,7 @@ def test_a_body_that_grows_too_long_is_cut_off(upstream: Recorder) -> None:
     assert upstream.bodies == [bytes(100_000)]
 
 
-def test_only_objects_are_long(port: ClientsPort, upstream: Recorder) -> None:
+def test_only_objects_are_long(port: ClientGateway, upstream: Recorder) -> None:
     """A SuperLink takes in all of a request before it looks at who sends it."""
     for name in sorted(module.FLEET - {"push-object"}):
         long = "1048577" if name == "push-messages" else "65537"
@@ -658,7 +660,7 @@ def test_only_objects_are_long(port: ClientsPort, upstream: Recorder) -> None:
 
 @pytest.mark.parametrize("framing", ["Content-Length: 2000", "Transfer-Encoding: chunked"])
 def test_half_a_body_is_never_passed_for_the_whole(
-    framing: str, port: ClientsPort, upstream: Recorder
+    framing: str, port: ClientGateway, upstream: Recorder
 ) -> None:
     with socket.create_connection((LOOPBACK, port.port), 10) as connection:
         connection.sendall(head("/v1/fleet/push-object", framing))
@@ -668,7 +670,7 @@ def test_half_a_body_is_never_passed_for_the_whole(
     assert upstream.bodies == []
 
 
-def test_a_head_has_bounds(port: ClientsPort, upstream: Recorder) -> None:
+def test_a_head_has_bounds(port: ClientGateway, upstream: Recorder) -> None:
     """What never ends is not kept: the connection is closed."""
     with socket.create_connection((LOOPBACK, port.port), 10) as connection:
         connection.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\nX: ")
@@ -687,7 +689,7 @@ def test_without_a_superlink_clients_are_told_to_try_again(upstream: Recorder) -
         assert httpx.post(url(port, "x")).status_code == 404
 
 
-def test_nor_when_it_dies_over_a_call(port: ClientsPort, upstream: Recorder) -> None:
+def test_nor_when_it_dies_over_a_call(port: ClientGateway, upstream: Recorder) -> None:
     def die() -> None:
         raise ValueError
 
@@ -699,7 +701,7 @@ def test_nor_when_it_dies_over_a_call(port: ClientsPort, upstream: Recorder) -> 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_half_an_answer_is_never_passed_for_the_whole(
-    chunked: bool, port: ClientsPort, upstream: Recorder
+    chunked: bool, port: ClientGateway, upstream: Recorder
 ) -> None:
     def die() -> None:
         raise ValueError
@@ -728,7 +730,7 @@ def test_calls_under_way_are_told_to_try_again_when_the_port_closes(upstream: Re
 # What is counted, and how it opens and closes.
 
 
-def test_bytes_are_counted_as_they_are_on_the_wire(port: ClientsPort, upstream: Recorder) -> None:
+def test_bytes_are_counted_as_they_are_on_the_wire(port: ClientGateway, upstream: Recorder) -> None:
     upstream.answer, upstream.headers = b"z" * 100_000, {"Content-Type": "application/protobuf"}
     requests = [
         head("/v1/fleet/push-object", "Content-Length: 70000", "Flwr-Signature: a") + bytes(70000),
@@ -749,7 +751,7 @@ def test_bytes_are_counted_as_they_are_on_the_wire(port: ClientsPort, upstream: 
             assert (port.received, port.sent) == (sent, came)
 
 
-def test_many_clients_at_once_are_all_counted(port: ClientsPort, upstream: Recorder) -> None:
+def test_many_clients_at_once_are_all_counted(port: ClientGateway, upstream: Recorder) -> None:
     upstream.answer = bytes(1000)
 
     def call() -> None:
@@ -772,7 +774,7 @@ def test_many_clients_at_once_are_all_counted(port: ClientsPort, upstream: Recor
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         number = taken.getsockname()[1]
-        port = ClientsPort(
+        port = ClientGateway(
             LOOPBACK, number, "http://x:1", certificate=None, key=None, authority=None
         )
         with pytest.raises(OSError, match=rf"127.0.0.1:{number}: cannot listen there"), port:
@@ -784,7 +786,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 )
 def test_so_is_an_address_that_is_not_here(host: str, number: int, kind: type[Exception]) -> None:
     """It may come up yet, so that it is worth trying again; a port that cannot be is not."""
-    port = ClientsPort(host, number, "http://x:1", certificate=None, key=None, authority=None)
+    port = ClientGateway(host, number, "http://x:1", certificate=None, key=None, authority=None)
     with pytest.raises(kind, match=rf"{host}:{number}: cannot listen there"), port:
         pass
 
@@ -801,7 +803,7 @@ def test_the_superlinks_address_is_host_and_port(upstream: str) -> None:
 def test_no_keys_are_sent_where_anyone_could_read_them(superlink: SuperLink) -> None:
     keys = ServerKeys.read(superlink.folder / "server")
     with pytest.raises(ConfigError, match="a SuperLink's address here is https://HOST:PORT"):
-        ClientsPort(
+        ClientGateway(
             LOOPBACK, 0, f"http://{LOOPBACK}:{superlink.port}",
             certificate=keys.certificate, key=keys.key, authority=keys.authority,
         )  # fmt: skip
@@ -809,14 +811,18 @@ def test_no_keys_are_sent_where_anyone_could_read_them(superlink: SuperLink) -> 
 
 def test_keys_are_given_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give all of them or none"):
-        ClientsPort(LOOPBACK, 0, "https://x:1", certificate=tmp_path, key=tmp_path, authority=None)
+        ClientGateway(
+            LOOPBACK, 0, "https://x:1", certificate=tmp_path, key=tmp_path, authority=None
+        )
     nothing = tmp_path / "nothing"
     with pytest.raises(ConfigError, match=r"nothing.*`perfed keys` makes them"):
-        ClientsPort(LOOPBACK, 0, "https://x:1", certificate=nothing, key=nothing, authority=nothing)
+        ClientGateway(
+            LOOPBACK, 0, "https://x:1", certificate=nothing, key=nothing, authority=nothing
+        )
     make_keys(tmp_path, [], ["a"])
     server = tmp_path / "server"
     with pytest.raises(ConfigError, match="nothing: no authority"):
-        ClientsPort(
+        ClientGateway(
             LOOPBACK, 0, "https://x:1",
             certificate=server / "server.crt", key=server / "server.key", authority=nothing,
         )  # fmt: skip
@@ -833,7 +839,7 @@ def test_it_opens_closes_and_leaves_nothing(
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     make_keys(tmp_path, [], ["a"])
     keys = ServerKeys.read(tmp_path / "server")
-    secure = ClientsPort(
+    secure = ClientGateway(
         LOOPBACK, 0, "https://localhost:1",
         certificate=keys.certificate, key=keys.key, authority=keys.authority,
     )  # fmt: skip
@@ -1032,7 +1038,7 @@ def test_nor_does_the_port_trust_another_superlink(superlink: SuperLink, tmp_pat
     make_keys(tmp_path, [], ["a"])
     keys = ServerKeys.read(superlink.folder / "server")
     for authority, status in ((tmp_path / "ca.crt", 503), (keys.authority, 401)):
-        with ClientsPort(
+        with ClientGateway(
             LOOPBACK, 0, f"https://{LOOPBACK}:{superlink.port}",
             certificate=keys.certificate, key=keys.key, authority=authority,
         ) as port:  # fmt: skip

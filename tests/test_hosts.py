@@ -91,18 +91,18 @@ def test_several_processes_end_where_one_does(
 READS = """
 import sys
 from perfed.simulation import Streamed, cohort_reader as reader, hosts
-from perfed import FedAvg, MLR, Setup, Task, load
+from perfed import FedAvg, MLR, Experiment, Task, load
 hosts.Hosts(("127.0.0.1", "127.0.0.1"), int(sys.argv[2]), int(sys.argv[3])).connect()
 read, copy = [], reader._Source.copy
 def watched(self, starts, sizes, to):
     read.extend(starts)
     copy(self, starts, sizes, to)
 reader._Source.copy = watched
-engine = Streamed(Setup(load("stored", root=sys.argv[1]), Task(MLR(60, 10)), FedAvg(tau=1), 5))
-_, traffic = engine.record(engine.start(), 1)
+engine = Streamed(Experiment(load("stored", root=sys.argv[1]), Task(MLR(60, 10)), FedAvg(tau=1), 5))
+_, traffic = engine.run(engine.init(), 1)
 engine._pool.shutdown()
-rounds = [*traffic.cohort.tolist(), *(engine.setup.pick_cohort(k).tolist() for k in (1, 2))]
-starts = engine.setup.federation.train.start
+rounds = [*traffic.cohort.tolist(), *(engine.experiment.sample_cohort(k).tolist() for k in (1, 2))]
+starts = engine.experiment.federation.train.start
 print([[int(starts[i]) for i in cohort] for cohort in rounds], "|", sorted(set(read)))
 """
 
@@ -288,7 +288,9 @@ def test_a_run_goes_on_with_the_engine_that_has_its_memory(tmp_path: Path, confi
 
     settings = ["rounds=4", "engine.name=streamed"]
     recording = Recording.begin(Config.load(config, settings), tmp_path / "run")
-    write, count = type(recording.engine.aside).write, 0  # type: ignore[union-attr]
+    store = recording.engine.run_store
+    assert store is not None
+    write, count = type(store).write, 0
 
     def interrupted(self: Any, *arguments: Any) -> None:
         nonlocal count
@@ -298,11 +300,11 @@ def test_a_run_goes_on_with_the_engine_that_has_its_memory(tmp_path: Path, confi
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(recording.engine.aside), "write", interrupted)
+        patch.setattr(type(store), "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            recording.run()
+            recording.train()
     vectorized = Config.load(config, ["rounds=4", "engine.name=vectorized"])
     with pytest.raises(ConfigError, match='goes on with the engine "streamed" only'):
-        Recording.take_up(tmp_path / "run", vectorized).run()
-    Recording.take_up(tmp_path / "run", Config.load(config, ["rounds=4"])).run()
+        Recording.resume(tmp_path / "run", vectorized).train()
+    Recording.resume(tmp_path / "run", Config.load(config, ["rounds=4"])).train()
     assert (tmp_path / "run" / "summary.json").exists()

@@ -12,8 +12,9 @@ import pytest
 
 from perfed import Config
 from perfed.runs import trackers as observers
-from perfed.runs.trackers import Guarded, MLflow, Observer, TensorBoard, values_of
-from perfed.training.trainer import Course, run
+from perfed.runs.trackers import Guarded, MLflow, TensorBoard, TrackerBackend, tracked_values
+from perfed.training import Run, Trainer, TrainState
+from perfed.training.callbacks import OnTrainState
 
 CONFIG: dict[str, Any] = {
     "rounds": 4,
@@ -34,15 +35,16 @@ needs_mlflow = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def courses() -> list[Course]:
+def courses() -> list[TrainState]:
     """A small run, whenever it was scored."""
     config = Config.checked(CONFIG)
-    found: dict[int, Course] = {}
+    found: dict[int, TrainState] = {}
 
-    def keep(course: Course) -> None:
-        found.setdefault(len(course.history), course)
+    def keep(state: TrainState) -> None:
+        found.setdefault(len(state.history), state)
 
-    run(config.build(), config.rounds, config.scored_every, on_course=keep)
+    run = Run(config.build(), callbacks=[OnTrainState(keep)])
+    Trainer(config.train_options()).train(run)
     return [found[n] for n in sorted(found)]
 
 
@@ -87,9 +89,9 @@ def python(code: str) -> str:
     return done.stdout
 
 
-def test_values_are_flat_and_those_of_the_scores(courses: list[Course]) -> None:
+def test_values_are_flat_and_those_of_the_scores(courses: list[TrainState]) -> None:
     assert [course.round for course in courses] == [0, 2, 4]
-    first, last = values_of(courses[0]), values_of(courses[-1])
+    first, last = tracked_values(courses[0]), tracked_values(courses[-1])
     assert first["uplink_bytes"] == first["downlink_bytes"] == 0
     assert last["uplink_bytes"] == courses[-1].traffic.uplink.sum() > 0
     assert last["downlink_bytes"] == 3 * courses[-1].traffic.downlink.sum()
@@ -100,26 +102,28 @@ def test_values_are_flat_and_those_of_the_scores(courses: list[Course]) -> None:
     assert all(isinstance(value, float) for value in last.values())
 
 
-def test_costs_are_those_of_the_last_score_not_of_the_rounds_since(courses: list[Course]) -> None:
+def test_costs_are_those_of_the_last_score_not_of_the_rounds_since(
+    courses: list[TrainState],
+) -> None:
     """As in a checkpoint between two scores."""
     scored, later = courses[1], courses[2]
-    between = Course(later.state, scored.history, later.sent, scored.marks, {})
-    assert values_of(between) == values_of(scored)
+    between = TrainState(later.engine, scored.history, later.messages, scored.marks, {})
+    assert tracked_values(between) == tracked_values(scored)
 
 
 @needs_tensorboard
-def test_tensorboard_reads_what_was_written(courses: list[Course], tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_written(courses: list[TrainState], tmp_path: Path) -> None:
     observer = TensorBoard()
     observer.begin(CONFIG, tmp_path)
     for course in courses:
-        observer.score(course.round, values_of(course))
-    observer.end(values_of(courses[-1]) | {"best": 0.5}, [])
+        observer.score(course.round, tracked_values(course))
+    observer.end(tracked_values(courses[-1]) | {"best": 0.5}, [])
     observer.close()
     read = events(tmp_path)
     assert read.pop("best") == [(4, 0.5)]
-    assert set(read) == set(values_of(courses[0]))
+    assert set(read) == set(tracked_values(courses[0]))
     for name, points in read.items():
-        assert points == [(c.round, np.float32(values_of(c)[name])) for c in courses], name
+        assert points == [(c.round, np.float32(tracked_values(c)[name])) for c in courses], name
 
 
 @needs_tensorboard
@@ -140,7 +144,7 @@ def test_tensorboard_goes_on_in_the_same_folder(tmp_path: Path) -> None:
 
 @needs_mlflow
 def test_mlflow_holds_params_metrics_and_files(
-    courses: list[Course], tmp_path: Path, client: Any
+    courses: list[TrainState], tmp_path: Path, client: Any
 ) -> None:
     folder = tmp_path / "my-run"
     (folder / "clients").mkdir(parents=True)
@@ -153,8 +157,8 @@ def test_mlflow_holds_params_metrics_and_files(
     [run] = client.search_runs([client.get_experiment_by_name("perfed").experiment_id])
     assert (run.info.run_name, run.info.status) == ("my-run", "RUNNING")
     for course in courses:
-        observer.score(course.round, values_of(course))
-    observer.end(values_of(courses[-1]) | {"best": 0.5}, files)
+        observer.score(course.round, tracked_values(course))
+    observer.end(tracked_values(courses[-1]) | {"best": 0.5}, files)
     observer.close()
     run = client.get_run(run.info.run_id)
     assert run.info.status == "FINISHED"
@@ -162,10 +166,10 @@ def test_mlflow_holds_params_metrics_and_files(
     assert (params["method.name"], params["rounds"], params["many.k149"]) == ("fedavg", "4", "149")
     assert params["many.long"] == "x" * 500
     assert "many.none" not in params
-    assert run.data.metrics == values_of(courses[-1]) | {"best": 0.5}
+    assert run.data.metrics == tracked_values(courses[-1]) | {"best": 0.5}
     assert steps(client, run.info.run_id, "best") == [(4, 0.5)]
-    for name in values_of(courses[0]):
-        expected = [(c.round, values_of(c)[name]) for c in courses]
+    for name in tracked_values(courses[0]):
+        expected = [(c.round, tracked_values(c)[name]) for c in courses]
         assert steps(client, run.info.run_id, name) == expected
     assert [f.path for f in client.list_artifacts(run.info.run_id)] == ["clients", "summary.json"]
     inner = client.list_artifacts(run.info.run_id, "clients")
@@ -203,7 +207,7 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, client: Any) -> None:
 def test_a_new_run_in_an_old_folder_is_another_one(tmp_path: Path, client: Any) -> None:
     for loss in (1.0, 2.0):
         observers.forget(tmp_path)
-        for observer in observers.observers_of(["mlflow", "tensorboard", "mlflow"]):
+        for observer in observers.trackers_of(["mlflow", "tensorboard", "mlflow"]):
             observer.begin(CONFIG | {"output": {"experiment": "again"}}, tmp_path)
             observer.score(0, {"loss": loss})
             observer.close()
@@ -226,16 +230,16 @@ def test_a_lost_store_does_not_end_the_run(
 
 
 def test_the_registry_and_the_setting_name_the_same() -> None:
-    assert tuple(observers.OBSERVERS) == get_args(observers.Tracker)
+    assert tuple(observers.TRACKERS) == get_args(observers.Tracker)
 
 
-@pytest.mark.parametrize("name", list(observers.OBSERVERS))
+@pytest.mark.parametrize("name", list(observers.TRACKERS))
 def test_a_missing_package_is_named_with_its_extra(name: str) -> None:
     said = python(
         f"import sys; sys.modules[{name!r}] = None\n"
         "from perfed import ConfigError\n"
-        "from perfed.runs.trackers import observers_of\n"
-        f"try: observers_of([{name!r}])\n"
+        "from perfed.runs.trackers import trackers_of\n"
+        f"try: trackers_of([{name!r}])\n"
         "except ConfigError as error: print(error)"
     )
     assert f'output.trackers: "{name}"' in said
@@ -251,7 +255,7 @@ def test_nothing_is_imported_unless_asked_for() -> None:
     assert said.strip() == "[]"
 
 
-class _Failing(Observer):
+class _Failing(TrackerBackend):
     """Told of everything, and fails when told of round 2."""
 
     def __init__(self) -> None:

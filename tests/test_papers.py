@@ -629,7 +629,7 @@ def test_a_reproduction_runs_scores_and_goes_on(tmp_path: Path) -> None:
     for seed in range(2):
         values = row.runs["A"] | {"seed": seed, "adapt_on": "test"}
         config = Config.checked(values)
-        adapted = config.run(config.build()).scores["personalized"].accuracy.mean()
+        adapted = config.train(config.build()).scores["personalized"].accuracy.mean()
         found = results.values(row, row.columns[0], theirs)
         assert found is not None
         assert found[seed] == pytest.approx(100 * adapted, abs=1e-4)

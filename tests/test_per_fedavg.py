@@ -8,7 +8,9 @@ import pytest
 import problems
 from perfed import PerFedAvg, Vectorized
 from perfed.core.objective import ALL, Batch, Objective
-from perfed.methods.base import take_steps
+from perfed.methods import Received
+from perfed.methods.schedules import Polynomial
+from perfed.methods.steps import take_steps
 
 ALPHA, BETA = 0.1, 0.05
 
@@ -30,16 +32,16 @@ def reference_step(variant: str, f: problems.Quadratic, w: np.ndarray) -> np.nda
 @pytest.mark.parametrize("variant", ["exact", "fo", "hf"])
 def test_a_round_on_quadratics(variant: str, tau: int) -> None:
     method = full(variant, tau=tau)
-    engine = Vectorized(problems.setup(method))
-    state = engine.start()
-    w = np.asarray(state.w, np.float64)
+    engine = Vectorized(problems.experiment(method))
+    state = engine.init()
+    w = np.asarray(state.params, np.float64)
     expected = []
     for f in problems.quadratics(problems.federation()):
         w_i = w
         for _ in range(tau):
             w_i = reference_step(variant, f, w_i)
         expected.append(w_i)
-    after = engine.advance(state, 1).w
+    after = engine.advance(state, 1).params
     np.testing.assert_allclose(after, np.mean(expected, axis=0), rtol=1e-5, atol=1e-6)
 
 
@@ -49,7 +51,9 @@ def test_variants_differ() -> None:
 
     def step(variant: str) -> np.ndarray:
         method = full(variant, tau=1)
-        return np.asarray(method.local(own, problems.f32(w), None, problems.turn(), problems.KEY).w)
+        return np.asarray(
+            method.local_update(own, Received(problems.f32(w)), None, problems.context()).params
+        )
 
     np.testing.assert_allclose(step("exact"), step("hf"), rtol=1e-5)
     assert np.abs(step("exact") - step("fo")).max() > 1e-3
@@ -75,8 +79,8 @@ def test_the_hessian_is_taken_at_w_and_the_gradient_at_w_tilde(variant: str) -> 
     if variant != "fo":
         v = v - alpha * hessian @ v
     method = full(variant, alpha=alpha, beta=beta, tau=1, delta=1e-2)
-    reply = method.local(own, problems.f32(w), None, problems.turn(), problems.KEY)
-    np.testing.assert_allclose(reply.w, w - beta * v, rtol=2e-5, atol=2e-6)
+    reply = method.local_update(own, Received(problems.f32(w)), None, problems.context())
+    np.testing.assert_allclose(reply.params, w - beta * v, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -128,7 +132,7 @@ def test_three_independent_batches_of_their_own_sizes(monkeypatch: pytest.Monkey
     own = problems.objective(problems.federation(sizes=(1000,)), 0)
     method = full("exact", tau=2, batch=6, batch_outer=7, batch_hessian=8)
     with jax.disable_jit():
-        method.local(own, problems.f32(problems.start()), None, problems.turn(), problems.KEY)
+        method.local_update(own, Received(problems.f32(problems.start())), None, problems.context())
     assert [(kind, len(batch)) for kind, batch in used] == [
         ("grad", 6),
         ("grad", 7),
@@ -144,10 +148,12 @@ def test_three_independent_batches_of_their_own_sizes(monkeypatch: pytest.Monkey
 def test_diminishing_beta() -> None:
     own = problems.objective(problems.federation(), 0)
     w = problems.f32(problems.start())
-    constant, halved = full("exact", tau=1), full("exact", tau=1, beta_decay=0.5)
+    constant, halved = full("exact", tau=1), full("exact", tau=1, schedule=Polynomial(0.5))
 
     def moved(method: PerFedAvg, round: int) -> np.ndarray:
-        return np.asarray(method.local(own, w, None, problems.turn(round), problems.KEY).w - w)
+        return np.asarray(
+            method.local_update(own, Received(w), None, problems.context(round)).params - w
+        )
 
     np.testing.assert_allclose(moved(halved, 0), moved(constant, 0), atol=1e-6)
     np.testing.assert_allclose(moved(halved, 3), moved(constant, 3) / 2, atol=1e-6)
@@ -157,10 +163,10 @@ def test_diminishing_beta() -> None:
 def test_the_iterate_of_remark_4_7() -> None:
     """The cohort's mean at t_k, drawn from 0..tau-1 once for all; t = 0 is the received model."""
     tau, data = 3, problems.federation()
-    engine = Vectorized(problems.setup(full("exact", tau=tau, send_iterate=True), data))
-    state, seen = engine.start(), set()
+    engine = Vectorized(problems.experiment(full("exact", tau=tau, send_iterate=True), data))
+    state, seen = engine.init(), set()
     for _ in range(12):
-        w = np.asarray(state.w, np.float64)
+        w = np.asarray(state.params, np.float64)
         paths = []
         for f in problems.quadratics(data):
             path = [w]
@@ -169,11 +175,11 @@ def test_the_iterate_of_remark_4_7() -> None:
             paths.append(path)
         means = np.mean(paths, axis=0)
         state = engine.advance(state, 1)
-        assert state.iterate is not None
-        distances = np.abs(means - np.asarray(state.iterate)).max(axis=1)
+        assert state.server_state is not None
+        distances = np.abs(means - np.asarray(state.server_state)).max(axis=1)
         assert distances.min() < 1e-5
         seen.add(int(distances.argmin()))
-        np.testing.assert_allclose(state.w, means[-1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.params, means[-1], rtol=1e-5, atol=1e-6)
     assert seen == {0, 1, 2}
 
 
@@ -186,12 +192,12 @@ def test_the_picked_iterate_is_the_one_before_that_step(pick: int) -> None:
         3,
         jnp.int32(pick),
     )
-    assert (float(last), float(picked)) == (30.0, [1.0, 2.0, 6.0][pick])  # type: ignore[arg-type]
+    assert (float(last), float(picked)) == (30.0, [1.0, 2.0, 6.0][pick])
 
 
 def test_no_iterate_unless_asked_for() -> None:
-    engine = Vectorized(problems.setup(full("fo")))
-    assert engine.advance(engine.start(), 1).iterate is None
+    engine = Vectorized(problems.experiment(full("fo")))
+    assert engine.advance(engine.init(), 1).server_state is None
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -200,7 +206,7 @@ def test_the_personalized_model_is_the_adapted_one(steps: int) -> None:
     f, w = problems.quadratics(data)[2], problems.start()
     own = problems.objective(data, 2)
     method = full("hf", adapt_steps=steps)
-    adapted = method.personalize(own, problems.f32(w), None, problems.turn(), problems.KEY)
+    adapted = method.personalize(own, Received(problems.f32(w)), None, problems.context())
     for _ in range(steps):
         w = w - ALPHA * f.grad(w)
     np.testing.assert_allclose(adapted, w, rtol=1e-5)

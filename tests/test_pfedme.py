@@ -10,7 +10,8 @@ import pytest
 import problems
 from perfed import FieldError, PFedMe, Sequential, Vectorized
 from perfed.core.objective import ALL, Objective
-from perfed.evaluation.evaluator import Evaluator
+from perfed.evaluation.evaluator import SimulationEvaluator
+from perfed.methods import Received
 
 LAM, ETA, LR = 3.0, 0.05, 0.08
 
@@ -61,30 +62,32 @@ def test_a_round_on_quadratics(R: int, K: int, solver: str, beta: float, start: 
     method = pfedme(
         local_rounds=R, inner_steps=K, inner_solver=solver, beta=beta, inner_start=start
     )
-    engine = Vectorized(problems.setup(method))
-    state = engine.start()
-    w = np.asarray(state.w, np.float64)
+    engine = Vectorized(problems.experiment(method))
+    state = engine.init()
+    w = np.asarray(state.params, np.float64)
     clients = [
         reference_client(f, w, R, K, solver, start)
         for f in problems.quadratics(problems.federation())
     ]
     mean = np.mean([w_i for w_i, _ in clients], axis=0)
     after = engine.advance(state, 1)
-    np.testing.assert_allclose(after.w, (1 - beta) * w + beta * mean, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(after.kept.memory, [t for _, t in clients], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after.params, (1 - beta) * w + beta * mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after.clients.state, [t for _, t in clients], rtol=1e-5, atol=1e-6)
 
 
 def test_beta_1_is_plain_averaging() -> None:
     data = problems.federation()
-    engine = Vectorized(problems.setup(pfedme(beta=1.0), data))
-    state = engine.start()
+    engine = Vectorized(problems.experiment(pfedme(beta=1.0), data))
+    state = engine.init()
     local = [
         pfedme()
-        .local(problems.objective(data, i), state.w, state.w, problems.turn(), problems.KEY)
-        .w
+        .local_update(
+            problems.objective(data, i), Received(state.params), state.params, problems.context()
+        )
+        .params
         for i in range(data.clients)
     ]
-    np.testing.assert_allclose(engine.advance(state, 1).w, np.mean(local, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(engine.advance(state, 1).params, np.mean(local, axis=0), rtol=1e-5)
 
 
 def exact_prox(f: problems.Quadratic, w: np.ndarray) -> np.ndarray:
@@ -98,8 +101,8 @@ def test_the_gradient_of_the_envelope(solver: str) -> None:
     for i, f in enumerate(problems.quadratics(data)):
         method = pfedme(local_rounds=1, inner_steps=400, inner_solver=solver)
         own = problems.objective(data, i)
-        reply = method.local(own, problems.f32(w), None, problems.turn(), problems.KEY)
-        gradient = (w - np.asarray(reply.w)) / ETA
+        reply = method.local_update(own, Received(problems.f32(w)), None, problems.context())
+        gradient = (w - np.asarray(reply.params)) / ETA
         np.testing.assert_allclose(gradient, LAM * (w - exact_prox(f, w)), rtol=1e-4, atol=1e-5)
 
 
@@ -113,8 +116,8 @@ def test_training_minimizes_the_mean_envelope() -> None:
     w_star = np.linalg.solve(matrix, vector)
     # One local round and an exact solve: the server then follows the gradient of F itself.
     method = pfedme(local_rounds=1, inner_steps=80, eta=0.2)
-    engine = Vectorized(problems.setup(method, data))
-    w = engine.advance(engine.start(), 600).w
+    engine = Vectorized(problems.experiment(method, data))
+    w = engine.advance(engine.init(), 600).params
     np.testing.assert_allclose(w, w_star, rtol=1e-3, atol=1e-4)
     # FedAvg's own minimizer is elsewhere, so this is not just any average.
     assert (
@@ -127,10 +130,10 @@ def test_the_personal_model_is_theta_and_nothing_else() -> None:
     """PM is theta: not the local model (aliased in public code), nor the global one."""
     data = problems.federation()
     R, K = 4, 3
-    engine = Vectorized(problems.setup(pfedme(local_rounds=R, inner_steps=K), data, cohort=2))
-    state = engine.advance(engine.start(), 3)
-    w = np.asarray(state.w, np.float64)
-    personal = np.asarray(Evaluator(engine).personal_models(state))
+    engine = Vectorized(problems.experiment(pfedme(local_rounds=R, inner_steps=K), data, cohort=2))
+    state = engine.advance(engine.init(), 3)
+    w = np.asarray(state.params, np.float64)
+    personal = np.asarray(SimulationEvaluator(engine).personal_models(state))
     for i, f in enumerate(problems.quadratics(data)):
         w_i, theta = reference_client(f, w, R, K)
         np.testing.assert_allclose(personal[i], theta, rtol=1e-4, atol=1e-5)
@@ -141,11 +144,11 @@ def test_the_personal_model_is_theta_and_nothing_else() -> None:
 def test_scoring_covers_clients_that_never_took_part() -> None:
     """Every client's theta starts from the current w, not from the first one."""
     data = problems.federation()
-    engine = Vectorized(problems.setup(pfedme(), data, cohort=1))
-    first = engine.start()
+    engine = Vectorized(problems.experiment(pfedme(), data, cohort=1))
+    first = engine.init()
     later = engine.advance(first, 1)
-    never = [i for i in range(data.clients) if i != int(engine.setup.pick_cohort(0)[0])]
-    evaluator = Evaluator(engine)
+    never = [i for i in range(data.clients) if i != int(engine.experiment.sample_cohort(0)[0])]
+    evaluator = SimulationEvaluator(engine)
     before, after = (np.asarray(evaluator.personal_models(s, never)) for s in (first, later))
     assert np.abs(before - after).max(axis=1).min() > 1e-4
 
@@ -153,13 +156,13 @@ def test_scoring_covers_clients_that_never_took_part() -> None:
 def test_theta_is_kept_by_the_client() -> None:
     """The sampled clients' theta changes, the others' stays, over several rounds."""
     data = problems.federation()
-    engine = Vectorized(problems.setup(pfedme(), data, cohort=2))
-    state = engine.start()
-    np.testing.assert_array_equal(state.kept.memory, np.tile(state.w, (data.clients, 1)))
+    engine = Vectorized(problems.experiment(pfedme(), data, cohort=2))
+    state = engine.init()
+    np.testing.assert_array_equal(state.clients.state, np.tile(state.params, (data.clients, 1)))
     for round in range(4):
         after = engine.advance(state, 1)
-        took_part = set(np.asarray(engine.setup.pick_cohort(round)).tolist())
-        moved = np.abs(np.asarray(after.kept.memory - state.kept.memory)).max(axis=1) > 0
+        took_part = set(np.asarray(engine.experiment.sample_cohort(round)).tolist())
+        moved = np.abs(np.asarray(after.clients.state - state.clients.state)).max(axis=1) > 0
         assert {i for i in range(data.clients) if moved[i]} == took_part
         state = after
 
@@ -169,8 +172,10 @@ def test_a_kept_theta_is_where_the_next_turn_starts() -> None:
     f, own = problems.quadratics(data)[0], problems.objective(data, 0)
     w, kept = problems.start(), problems.start(9)
     method = pfedme(local_rounds=1, inner_steps=2, inner_start="kept")
-    reply = method.local(own, problems.f32(w), problems.f32(kept), problems.turn(), problems.KEY)
-    np.testing.assert_allclose(reply.memory, reference_prox(f, w, kept, 2, "gd"), rtol=1e-5)
+    reply = method.local_update(
+        own, Received(problems.f32(w)), problems.f32(kept), problems.context()
+    )
+    np.testing.assert_allclose(reply.client_state, reference_prox(f, w, kept, 2, "gd"), rtol=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["gd", "nesterov"])
@@ -202,9 +207,11 @@ def test_accuracy_nu(solver: str) -> None:
 def test_nu_per_client_under_the_vectorized_engine() -> None:
     """Clients that need different numbers of steps do not disturb each other."""
     method = pfedme(nu=1e-4, inner_steps=500)
-    parallel, plain = (E(problems.setup(method)) for E in (Vectorized, Sequential))
+    parallel, plain = (E(problems.experiment(method)) for E in (Vectorized, Sequential))
     np.testing.assert_allclose(
-        parallel.advance(parallel.start(), 2).w, plain.advance(plain.start(), 2).w, rtol=1e-5
+        parallel.advance(parallel.init(), 2).params,
+        plain.advance(plain.init(), 2).params,
+        rtol=1e-5,
     )
 
 
@@ -221,7 +228,7 @@ def test_one_fresh_batch_a_local_round(monkeypatch: pytest.MonkeyPatch) -> None:
     own = problems.objective(problems.federation(sizes=(1000,)), 0)
     method = pfedme(local_rounds=3, inner_steps=4, batch=6)
     with jax.disable_jit():
-        method.local(own, jnp.zeros(problems.DIMENSION), None, problems.turn(), problems.KEY)
+        method.local_update(own, Received(jnp.zeros(problems.DIMENSION)), None, problems.context())
     rounds = [used[4 * r : 4 * r + 4] for r in range(3)]
     assert len(used) == 12
     assert all(len(set(batches)) == 1 for batches in rounds)

@@ -56,7 +56,7 @@ def write(folder: Path, rounds: int = 12, text: str = CONFIG) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     config = Config.load(write(folder))
-    Recording.begin(config, folder / "run").run()
+    Recording.begin(config, folder / "run").train()
     return folder / "run"
 
 
@@ -91,7 +91,7 @@ def test_everything_is_there_and_readable_in_two_lines(finished: Path) -> None:
 
 def test_personal_models_in_files_of_their_own(tmp_path: Path, finished: Path) -> None:
     path = write(tmp_path)
-    Recording.begin(Config.load(path, ["output.personal_models=files"]), tmp_path / "run").run()
+    Recording.begin(Config.load(path, ["output.personal_models=files"]), tmp_path / "run").train()
     stacked = load_file(finished / "clients.safetensors")
     for i in range(12):
         own = load_file(tmp_path / "run" / "clients" / f"{i}.safetensors")
@@ -192,7 +192,7 @@ def interrupted(tmp_path: Path, rounds: int = 12, stop: int = 7) -> Path:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recording.run(on_progress)
+        recording.train(on_progress)
     return tmp_path / "left"
 
 
@@ -200,7 +200,7 @@ def test_an_interruption_keeps_where_the_run_stands(tmp_path: Path, finished: Pa
     left = interrupted(tmp_path)
     assert not (left / "summary.json").exists()
     said: list[str] = []
-    Recording.take_up(left).run(say=said.append)
+    Recording.resume(left).train(log=said.append)
     assert any(line.startswith("going on from round") for line in said)
     same(finished, left)
 
@@ -216,17 +216,17 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, finished: Path) -> 
         shutil.copytree(left, copy, dirs_exist_ok=True)
         (copy / "checkpoints" / files[-1].name).write_bytes(damaged)
         said: list[str] = []
-        recording = Recording.take_up(copy)
+        recording = Recording.resume(copy)
         checkpoints = Checkpoints(copy / "checkpoints", recording.config.resolved())
         contents = checkpoints.latest(said.append)
         assert contents is not None
-        course = checkpoints.course(contents, recording.engine.start())
+        course = checkpoints.read(contents, recording.engine.init())
         assert course.round == int(files[0].name[6:15])
         assert "is damaged: its checksum does not fit; using the one before" in said[0]
         shutil.rmtree(copy)
     for file in files:
         file.write_bytes(b"nothing")
-    Recording.take_up(left).run()  # from the beginning, with nothing to go on from
+    Recording.resume(left).train()  # from the beginning, with nothing to go on from
     same(finished, left)
 
 
@@ -239,7 +239,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^method.lam = 3.0 \(15.0 in the checkpoint\)"
     ) as caught:
-        Recording.take_up(left).run()
+        Recording.resume(left).train()
     assert "engine" not in str(caught.value)
     done = perfed("resume", left)
     assert done.returncode == 2
@@ -251,7 +251,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     environment = json.loads((left / "environment.json").read_text())
     (left / "environment.json").write_text(json.dumps(environment | {"data_sha256": "0" * 64}))
     with pytest.raises(ConfigError, match="the data are not those the run began with"):
-        Recording.take_up(left)
+        Recording.resume(left)
 
 
 def test_folders_are_not_mistaken(tmp_path: Path, finished: Path) -> None:
@@ -260,7 +260,7 @@ def test_folders_are_not_mistaken(tmp_path: Path, finished: Path) -> None:
     assert "this run is finished" in done.stderr
     done = perfed("resume", tmp_path)
     assert done.returncode == 2
-    assert "is no folder of a run" in done.stderr
+    assert "is not a run folder" in done.stderr
     left = interrupted(tmp_path)
     done = perfed("run", write(tmp_path), "--out", left)
     assert done.returncode == 2
@@ -274,12 +274,12 @@ def test_nobody_else_is_at_work_in_a_folder(tmp_path: Path) -> None:
 
     def on_progress(_: Any) -> None:
         nonlocal tried
-        for another in (recording.run, recording.begin_folder):
+        for another in (recording.train, recording.begin_folder):
             with pytest.raises(ConfigError, match="another process is at work on this run"):
                 another()
             tried += 1
 
-    recording.run(on_progress)
+    recording.train(on_progress)
     assert tried
     recording.begin_folder()  # now it may
 
@@ -299,14 +299,14 @@ def test_a_folder_is_that_of_a_run_when_all_is_there_to_resume_it(
     run_dir.check_vacant(folder, overwrite=False)
     (folder / "federation.json").write_text("{}")  # of a federation that was there before
     Recording.begin(config, folder)
-    assert Recording.take_up(folder).folder == folder
+    assert Recording.resume(folder).folder == folder
 
 
 def test_a_federations_run_is_not_for_resume(tmp_path: Path) -> None:
     left = interrupted(tmp_path)
     (left / "federation.json").write_text("{}")
     with pytest.raises(ConfigError, match="go on with it by `perfed serve --resume`"):
-        Recording.take_up(left)
+        Recording.resume(left)
     with pytest.raises(ConfigError, match=f"go on with it by `perfed serve --resume {left}`"):
         run_dir.check_vacant(left, overwrite=False)
 
@@ -325,9 +325,9 @@ def test_data_may_have_moved(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recording.run(on_progress)
+        recording.train(on_progress)
     shutil.move(tmp_path / "a", tmp_path / "b")
-    Recording.take_up(tmp_path / "run", Config.load(tmp_path / "b.toml")).run()
+    Recording.resume(tmp_path / "run", Config.load(tmp_path / "b.toml")).train()
     assert (tmp_path / "run" / "summary.json").exists()
 
 
@@ -336,5 +336,5 @@ def test_only_the_last_are_kept_and_none_is_half(tmp_path: Path) -> None:
     left = interrupted(tmp_path, rounds=30, stop=20)
     assert len(list((left / "checkpoints").iterdir())) == 2
     (left / "checkpoints" / "round-000000021.checkpoint.partial").write_bytes(b"half")
-    Recording.take_up(left).run()
+    Recording.resume(left).train()
     assert not list((left / "checkpoints").glob("*.partial"))

@@ -9,9 +9,20 @@ import numpy as np
 import pytest
 
 import reference
-from perfed import FedAvg, Federation, Local, PerFedAvg, PFedMe, Sequential, Setup, Task, Vectorized
+from perfed import (
+    Experiment,
+    FedAvg,
+    Federation,
+    Local,
+    PerFedAvg,
+    PFedMe,
+    Sequential,
+    Task,
+    Vectorized,
+)
 from perfed.core.random import Purpose, fold
-from perfed.evaluation.evaluator import Evaluator
+from perfed.evaluation.evaluator import SimulationEvaluator
+from perfed.methods.schedules import Harmonic, Polynomial
 
 HIDDEN, CLASSES, INPUTS, SEED, ROUNDS, COHORT = 5, 3, 4, 7, 12, 3
 SIZES = (9, 4, 17, 6, 30)
@@ -55,8 +66,8 @@ def references(data: Federation, l2: float) -> list[reference.Client]:
 class Batches:
     """The positions that the package draws for a client in a round, for the reference to use."""
 
-    def __init__(self, setup: Setup, client: int, key: Any) -> None:
-        self._objective = setup.objective(setup.world().train, client)
+    def __init__(self, experiment: Experiment, client: int, key: Any) -> None:
+        self._objective = experiment.objective(experiment.device_data().train, client)
         self._key = key
 
     def _positions(self, key: Any, shape: Any, size: Any) -> Any:
@@ -82,10 +93,13 @@ class Batches:
 
 CASES = [
     (FedAvg(lr=0.11, tau=3, batch=5, alpha=0.23, adapt_steps=2), {}),
-    (FedAvg(lr=0.7, tau=3, batch=5, diminishing=True), {"weighting": "size"}),
+    (FedAvg(lr=0.7, tau=3, batch=5, schedule=Harmonic()), {"weighting": "size"}),
     (PerFedAvg("exact", alpha=0.3, beta=0.17, tau=3, batch=4, batch_outer=5, batch_hessian=6), {}),
     (PerFedAvg("hf", alpha=0.3, beta=0.17, tau=3, batch=4, delta=0.05, adapt_batch=7), {}),
-    (PerFedAvg("fo", alpha=0.3, beta=0.17, tau=3, batch=4, beta_decay=0.5), {"weighting": "size"}),
+    (
+        PerFedAvg("fo", alpha=0.3, beta=0.17, tau=3, batch=4, schedule=Polynomial(0.5)),
+        {"weighting": "size"},
+    ),
     (PerFedAvg("exact", alpha=0.2, beta=0.1, tau=2, batch="full", adapt_steps=3), {}),
     (PerFedAvg("hf", alpha=0.2, beta=0.1, tau=2, batch=4, delta=0.1, adapt_steps=2), {}),
     (PFedMe(lam=4.0, eta=0.07, local_rounds=3, inner_steps=4, inner_lr=0.1, batch=5), {}),
@@ -109,30 +123,31 @@ def test_twelve_rounds(method: Any, options: dict[str, Any], engine_type: Any) -
     """Global model, what clients keep, and every personal model, to 1e-10."""
     with jax.enable_x64(True):
         data = uneven()
-        setup = Setup(data, Task(Network(), l2=0.03), method, COHORT, SEED, **options)
-        engine = engine_type(setup)
-        state = engine.start()
-        assert state.w[0].dtype == np.float64
-        first = np.concatenate([np.ravel(leaf) for leaf in state.w])
+        experiment = Experiment(data, Task(Network(), l2=0.03), method, COHORT, SEED, **options)
+        engine = engine_type(experiment)
+        state, params = engine.init(), experiment.init_params()
+        assert params[0].dtype == np.float64
+        first = np.concatenate([np.ravel(leaf) for leaf in params])
         clients = references(data, 0.03)
-        cohorts = [np.asarray(setup.pick_cohort(k)).tolist() for k in range(ROUNDS)]
+        cohorts = [np.asarray(experiment.sample_cohort(k)).tolist() for k in range(ROUNDS)]
         assert len({tuple(cohort) for cohort in cohorts}) > 3
 
         def draws(k: int, i: int, purpose: Purpose = Purpose.LOCAL) -> Batches:
-            return Batches(setup, i, fold(SEED, purpose, k, i))
+            return Batches(experiment, i, fold(SEED, purpose, k, i))
 
         by_size = options.get("weighting") == "size"
         w, kept = reference.rounds(clients, first, method, cohorts, draws, by_size)
         state = engine.advance(state, ROUNDS)
-        found = np.concatenate([np.ravel(leaf) for leaf in state.w])
         if method.name != "local":
+            found = np.concatenate([np.ravel(leaf) for leaf in state.params])
             assert np.abs(w - first).max() > 0.05  # it went somewhere
-        np.testing.assert_allclose(found, w, rtol=0, atol=1e-10)
-        if state.kept.memory is not None:
+            np.testing.assert_allclose(found, w, rtol=0, atol=1e-10)
+        records = state.clients.personal if method.name == "local" else state.clients.state
+        if records is not None:
             for i, own in enumerate(kept):
-                mine = np.concatenate([np.ravel(leaf[i]) for leaf in state.kept.memory])
+                mine = np.concatenate([np.ravel(leaf[i]) for leaf in records])
                 np.testing.assert_allclose(mine, own, rtol=0, atol=1e-10)
-        models = Evaluator(engine).personal_models(state)
+        models = SimulationEvaluator(engine).personal_models(state)
         for i, client in enumerate(clients):
             own = reference.METHODS[method.name][1](
                 client, w, kept[i], ROUNDS, draws(ROUNDS, i, Purpose.PERSONALIZE), method
@@ -168,10 +183,10 @@ def test_a_reference_of_another_method_disagrees() -> None:
     exact, first_order = (
         PerFedAvg(variant, alpha=0.2, beta=0.1, tau=2, batch="full") for variant in ("exact", "fo")
     )
-    setup = Setup(data, Task(Network()), exact, COHORT, SEED)
+    experiment = Experiment(data, Task(Network()), exact, COHORT, SEED)
 
     def draws(k: int, i: int) -> Batches:
-        return Batches(setup, i, fold(SEED, Purpose.LOCAL, k, i))
+        return Batches(experiment, i, fold(SEED, Purpose.LOCAL, k, i))
 
     first = np.ones(INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES)
     models = [

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from perfed.cli.app import app
 from perfed.core.errors import DataError, FieldError
-from perfed.evaluation.evaluator import Summary
+from perfed.evaluation import Summary
 from perfed.report.groups import KINDS, count_line, grouped, over_clients
 from perfed.report.headline import caption, headline
 from perfed.report.page import report_page
@@ -551,7 +551,7 @@ def test_selects_change_the_charts(opened: Opened, usual: str) -> None:
         ("uplink_bytes", "Sent by clients (MB)"),
         ("simulated_seconds", "Simulated time (h)"),
         ("seconds", "Real time (s)"),
-        ("round", "Rounds"),
+        ("round", "Engine"),
     ):
         page.select_option("#curve-axis", key)
         assert page.locator("#curves .xtitle").text_content() == title

@@ -8,9 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import MLR, FedAvg, Federation, FieldError, PFedMe, Sequential, Setup, Task, simulate
+from perfed import (
+    MLR,
+    Experiment,
+    FedAvg,
+    Federation,
+    FieldError,
+    PFedMe,
+    Sequential,
+    Task,
+    simulate,
+)
 from perfed.data import Dataset
-from perfed.data.splits import IID, Natural
+from perfed.data.splits import IIDSplit, NaturalSplit
 
 RNG = np.random.default_rng(0)
 
@@ -28,9 +38,9 @@ CLASSES = clients_pool((np.arange(100) % 3).astype(np.int32), ("a", "b", "c"))
 @pytest.mark.parametrize("kind", ["none", "unit", "feature", "client"])
 def test_models_see_scaled_inputs(kind: Any) -> None:
     """The engine's inputs, taken one by one, against the formula; held-out data use train's."""
-    data = CLASSES.federation(Natural(), standardize=kind)
-    world_setup = Setup(data, Task(MLR(4, 3)), FedAvg(), cohort=1)
-    world = world_setup.world()
+    data = CLASSES.federation(NaturalSplit(), standardize=kind)
+    world_setup = Experiment(data, Task(MLR(4, 3)), FedAvg(), cohort=1)
+    world = world_setup.device_data()
     for i in range(3):
         train = data.train.client(i)[0].astype(np.float64)
         reference = {
@@ -59,12 +69,12 @@ def test_standardized_inputs_are_held_at_ten_deviations() -> None:
     test = np.arange(400) >= 300
     x[300:, 1] = np.tile([9.0, -9.0], 50)
     pool = Dataset(x, (np.arange(400) % 2).astype(np.int32), ("a", "b"), test=test)
-    wild = pool.federation(IID(3), test_from="test-set", standardize="feature", clip="none")
-    held = pool.federation(IID(3), test_from="test-set", standardize="feature")
-    tight = pool.federation(IID(3), test_from="test-set", standardize="feature", clip=2.0)
+    wild = pool.federation(IIDSplit(3), test_from="test-set", standardize="feature", clip="none")
+    held = pool.federation(IIDSplit(3), test_from="test-set", standardize="feature")
+    tight = pool.federation(IIDSplit(3), test_from="test-set", standardize="feature", clip=2.0)
     for data, most in ((wild, np.inf), (held, 10.0), (tight, 2.0)):
-        setup = Setup(data, Task(MLR(2, 2)), FedAvg(), cohort=1)
-        world = setup.world()
+        setup = Experiment(data, Task(MLR(2, 2)), FedAvg(), cohort=1)
+        world = setup.device_data()
         for i in range(3):
             raw = data.test.client(i)[0]
             seen, _ = setup.objective(world.test, i).examples.rows(jnp.arange(len(raw)))
@@ -73,15 +83,15 @@ def test_standardized_inputs_are_held_at_ten_deviations() -> None:
             np.testing.assert_allclose(seen, np.clip(plain, -most, most), rtol=1e-5)
             np.testing.assert_allclose(data.scaling(raw, i), seen, rtol=1e-6)
             assert np.abs(plain).max() > 1000
-    own = pool.federation(IID(3), standardize="client").scaling
+    own = pool.federation(IIDSplit(3), standardize="client").scaling
     assert own is not None
     assert own.clip.tolist() == [10.0] * 3
-    unit = pool.federation(IID(3), standardize="unit").scaling
+    unit = pool.federation(IIDSplit(3), standardize="unit").scaling
     assert unit is not None
     assert np.isinf(unit.clip).all()
     for wrong in (0, -1.0):
         with pytest.raises(FieldError, match="clip"):
-            pool.federation(IID(3), standardize="feature", clip=wrong)
+            pool.federation(IIDSplit(3), standardize="feature", clip=wrong)
 
 
 def test_stored_small_and_scaled_as_taken() -> None:
@@ -89,7 +99,7 @@ def test_stored_small_and_scaled_as_taken() -> None:
     x = RNG.integers(0, 256, (200, 2, 3, 1)).astype(np.uint8)
     y = (x[:, 0, 0, 0] > 128).astype(np.int32)
     pool = Dataset(x, y, ("low", "high"), limits=(0, 255), standardize="unit")
-    data = pool.federation(IID(4))
+    data = pool.federation(IIDSplit(4))
     assert data.train.x.dtype == np.uint8
     floats = replace(
         data,
@@ -99,7 +109,9 @@ def test_stored_small_and_scaled_as_taken() -> None:
     )
     method = FedAvg(lr=0.5, tau=5, batch=8)
     found, expected = (simulate(d, MLR(6, 2), method, rounds=3, cohort=2) for d in (data, floats))
-    for a, b in zip(*map(jax.tree.leaves, (found.state.w, expected.state.w)), strict=True):
+    for a, b in zip(
+        *map(jax.tree.leaves, (found.state.params, expected.state.params)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -110,7 +122,7 @@ def test_predictions_are_class_names() -> None:
     pool = Dataset(
         x.astype(np.float32), y, ("no", "yes"), client=np.arange(120) % 2, names=("A", "B")
     )
-    data = pool.federation(Natural(), standardize="client")
+    data = pool.federation(NaturalSplit(), standardize="client")
     method = PFedMe(lam=1.0, eta=0.1, inner_lr=0.2, batch=20)
     result = simulate(data, MLR(2, 2), method, rounds=20, cohort=2)
     for kind in ("personalized", "global"):
@@ -131,7 +143,7 @@ def linear_pool() -> tuple[Dataset, np.ndarray]:
 
 def test_a_regression_learns_and_is_scored_in_its_own_unit() -> None:
     pool, _ = linear_pool()
-    data = pool.federation(Natural(), standardize_target=True)
+    data = pool.federation(NaturalSplit(), standardize_target=True)
     assert data.labels is None
     assert data.outputs == 1
     marks = data.train.y.astype(np.float64)
@@ -158,16 +170,16 @@ def test_a_regression_learns_and_is_scored_in_its_own_unit() -> None:
 def test_squared_loss_of_one_full_batch_step() -> None:
     """FedAvg with tau = 1 on all data is one step of least squares."""
     pool, _ = linear_pool()
-    data = pool.federation(Natural(clients=1))
-    setup = Setup(data, Task(MLR(3, 1)), FedAvg(lr=0.1, tau=1, batch="full"), cohort=1)
+    data = pool.federation(NaturalSplit(clients=1))
+    setup = Experiment(data, Task(MLR(3, 1)), FedAvg(lr=0.1, tau=1, batch="full"), cohort=1)
     engine = Sequential(setup)
-    first = engine.start()
+    first = engine.init()
     last = engine.advance(first, 1)
     x, y = data.train.client(0)
-    w, b = np.asarray(first.w["w"], np.float64), np.asarray(first.w["b"], np.float64)
+    w, b = np.asarray(first.params["w"], np.float64), np.asarray(first.params["b"], np.float64)
     error = x @ w.T + b - y[:, None]
-    np.testing.assert_allclose(last.w["w"], w - 0.1 * 2 * error.T @ x / len(x), rtol=1e-5)
-    np.testing.assert_allclose(last.w["b"], b - 0.1 * 2 * error.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(last.params["w"], w - 0.1 * 2 * error.T @ x / len(x), rtol=1e-5)
+    np.testing.assert_allclose(last.params["b"], b - 0.1 * 2 * error.mean(axis=0), rtol=1e-5)
 
 
 def test_targets_that_are_all_alike_have_no_r2() -> None:
@@ -190,10 +202,10 @@ def test_a_model_for_classes_is_refused_for_a_regression() -> None:
 def test_targets_are_standardized_in_double_precision() -> None:
     x = np.zeros((97, 1), np.float32)
     same = Dataset(x, np.full(97, 0.1, np.float32), None)
-    data = same.federation(IID(2), standardize_target=True)
+    data = same.federation(IIDSplit(2), standardize_target=True)
     assert data.target[1] == 1.0
     np.testing.assert_allclose(data.train.y, 0, atol=1e-7)
     large = np.random.default_rng(0).normal(1.7e9, 1e5, 97).astype(np.float32)
-    data = Dataset(x, large, None).federation(IID(2), standardize_target=True)
+    data = Dataset(x, large, None).federation(IIDSplit(2), standardize_target=True)
     assert abs(data.train.y.mean()) < 1e-3
     assert data.train.y.std() == pytest.approx(1, abs=1e-3)

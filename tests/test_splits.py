@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from perfed import DataError, Federation, FieldError, load
 from perfed.data import SPLITS, Dataset
 from perfed.data.splits import (
-    IID,
-    Dirichlet,
-    Labeled,
-    Natural,
-    PerFedAvg,
-    PFedMe,
-    Quantity,
-    Shards,
+    DirichletSplit,
+    IIDSplit,
+    LabeledRows,
+    NaturalSplit,
+    PerFedAvgSplit,
+    PFedMeSplit,
+    QuantitySplit,
+    ShardSplit,
     Split,
     alike,
     held_out,
@@ -145,17 +145,17 @@ def test_bad_settings_name_themselves(settings: dict[str, Any], field: str) -> N
 
 
 LABEL_SPLITS: list[Split] = [
-    PerFedAvg(4),
-    PerFedAvg(2, diff_hetero=True),
-    PFedMe(4),
-    PFedMe(3, labels_per_client=1),
-    IID(5),
-    IID(3, examples=20),
-    Dirichlet(6, 0.1),
-    Dirichlet(4, 5.0, balanced=True),
-    Dirichlet(9, 0.05, balanced=True),
-    Shards(5, 2),
-    Quantity(7, 1.0),
+    PerFedAvgSplit(4),
+    PerFedAvgSplit(2, diff_hetero=True),
+    PFedMeSplit(4),
+    PFedMeSplit(3, labels_per_client=1),
+    IIDSplit(5),
+    IIDSplit(3, examples=20),
+    DirichletSplit(6, 0.1),
+    DirichletSplit(4, 5.0, balanced=True),
+    DirichletSplit(9, 0.05, balanced=True),
+    ShardSplit(5, 2),
+    QuantitySplit(7, 1.0),
 ]
 
 
@@ -207,20 +207,20 @@ def test_held_out_data_have_the_clients_own_distribution(split: Split, test_from
         np.testing.assert_allclose(test / test.sum(), train / train.sum(), atol=rounding)
 
 
-def sorted_rows(classes: int = 10, each: int = 200) -> Labeled:
+def sorted_rows(classes: int = 10, each: int = 200) -> LabeledRows:
     """Rows in the order of their labels, as many published files have them."""
-    return Labeled(np.repeat(np.arange(classes), each).astype(np.int32), classes)
+    return LabeledRows(np.repeat(np.arange(classes), each).astype(np.int32), classes)
 
 
-def dealt(split: Split, rows: Labeled, seed: int = 0) -> np.ndarray:
+def dealt(split: Split, rows: LabeledRows, seed: int = 0) -> np.ndarray:
     """How many rows of each class each client is dealt."""
-    owner, names = split.deal(rows, np.random.default_rng(seed))
+    owner, names = split.assign(rows, np.random.default_rng(seed))
     return label_counts(rows.y, owner, len(names), rows.classes or 1)
 
 
 def test_iid_shuffles() -> None:
     """From sorted rows, everyone still gets all classes in equal parts, to within chance."""
-    counts = dealt(IID(10), sorted_rows())
+    counts = dealt(IIDSplit(10), sorted_rows())
     assert counts.sum(axis=1).tolist() == [200] * 10
     assert np.abs(counts - 20).max() < 5 * np.sqrt(20)
 
@@ -228,13 +228,13 @@ def test_iid_shuffles() -> None:
 @pytest.mark.parametrize(
     # Those that share a class's 300 rows out among several clients.
     "split",
-    [s for s in LABEL_SPLITS if s not in (PFedMe(3, 1), IID(3, 20))],
+    [s for s in LABEL_SPLITS if s not in (PFedMeSplit(3, 1), IIDSplit(3, 20))],
     ids=str,
 )
 def test_rows_of_a_class_are_dealt_at_random(split: Split) -> None:
     """Not in the order of the file, and otherwise with another seed."""
     rows = sorted_rows(classes=4, each=300)
-    a, b = (split.deal(rows, np.random.default_rng(seed)).owner for seed in (0, 1))
+    a, b = (split.assign(rows, np.random.default_rng(seed)).owner for seed in (0, 1))
     assert not np.array_equal(a, b)
     for c in range(4):
         owners = a[rows.y == c]
@@ -245,24 +245,24 @@ def test_rows_of_a_class_are_dealt_at_random(split: Split) -> None:
 
 
 def test_quantity_skew_follows_its_concentration() -> None:
-    """Sizes as uneven as Dirichlet ones; labels the same for everyone, to within chance."""
+    """Sizes as uneven as DirichletSplit ones; labels the same for everyone, to within chance."""
 
     def spread(alpha: float) -> float:
-        split, rows = Quantity(20, alpha), sorted_rows(each=1000)
+        split, rows = QuantitySplit(20, alpha), sorted_rows(each=1000)
         sizes = [dealt(split, rows, seed).sum(axis=1) for seed in range(20)]
         return float(np.sqrt(np.var(sizes, axis=1).mean()) / 500)
 
-    # The relative spread of a Dirichlet(c x 20) part is sqrt(19 / (20 c + 1)).
+    # The relative spread of a DirichletSplit(c x 20) part is sqrt(19 / (20 c + 1)).
     assert spread(0.5) == pytest.approx(np.sqrt(19 / 11), rel=0.25)
     assert spread(50.0) == pytest.approx(np.sqrt(19 / 1001), rel=0.25)
-    counts = dealt(Quantity(5, 5.0), sorted_rows(each=1000))
+    counts = dealt(QuantitySplit(5, 5.0), sorted_rows(each=1000))
     mixture = counts / counts.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(mixture, 0.1, atol=0.05)
 
 
 def test_shards_are_dealt_at_random() -> None:
     """A client's shards seldom touch each other; each holds one label or two."""
-    counts = dealt(Shards(10, 2), sorted_rows())
+    counts = dealt(ShardSplit(10, 2), sorted_rows())
     assert np.count_nonzero(counts, axis=1).max() <= 4
     held = [np.flatnonzero(row) for row in counts]
     apart = sum(bool(len(h) > 1 and np.diff(h).max() > 1) for h in held)
@@ -271,14 +271,14 @@ def test_shards_are_dealt_at_random() -> None:
 
 def test_per_fedavg_pairs_all_kinds_of_classes() -> None:
     """The minor and the major class of the second half come in other pairs from turn to turn."""
-    counts = dealt(PerFedAvg(50, a=4), sorted_rows(each=600))[25:]
+    counts = dealt(PerFedAvgSplit(50, a=4), sorted_rows(each=600))[25:]
     pairs = {(int(row[:5].argmax()), int(row[5:].argmax())) for row in counts}
     assert len(pairs) == 25
 
 
 def test_natural_clients_are_chosen_at_random() -> None:
-    rows = Labeled(np.zeros(100, np.int32), 1, np.arange(100) // 5, tuple(map(str, range(20))))
-    chosen = {Natural(3).deal(rows, np.random.default_rng(s)).names for s in range(8)}
+    rows = LabeledRows(np.zeros(100, np.int32), 1, np.arange(100) // 5, tuple(map(str, range(20))))
+    chosen = {NaturalSplit(3).assign(rows, np.random.default_rng(s)).names for s in range(8)}
     assert len(chosen) > 4
 
 
@@ -294,14 +294,14 @@ def test_own_test_rows_are_never_trained_on() -> None:
     y = (np.arange(200) % 2).astype(np.int32)
     marks = np.random.default_rng(0).random(200) < 0.3
     pool = Dataset(np.arange(200)[:, None], y, ("n", "y"), test=marks, test_from="test-set")
-    for split in (IID(4), Dirichlet(4, 5.0), Shards(4)):
+    for split in (IIDSplit(4), DirichletSplit(4, 5.0), ShardSplit(4)):
         data = pool.federation(split)
         assert marks[data.test.x[:, 0]].all()
         assert not marks[data.train.x[:, 0]].any()
     with pytest.raises(FieldError, match="the set has test rows of its own"):
-        pool.federation(IID(4), test_fraction=0.1)
+        pool.federation(IIDSplit(4), test_fraction=0.1)
     with pytest.raises(FieldError, match="no test rows of their own"):
-        natural_pool().federation(Natural(min_examples=2), test_from="test-set")
+        natural_pool().federation(NaturalSplit(min_examples=2), test_from="test-set")
 
 
 def test_small_clients_are_tested_on_what_they_train_on() -> None:
@@ -309,7 +309,7 @@ def test_small_clients_are_tested_on_what_they_train_on() -> None:
     rows = sorted_rows(each=600)
     test = np.arange(6000) % 6 == 0
     pool = Dataset(np.zeros((6000, 1)), rows.y, tuple("0123456789"), test=test)
-    data = pool.federation(IID(100), test_from="test-set")
+    data = pool.federation(IIDSplit(100), test_from="test-set")
     assert data.test.size.sum() > 0.85 * test.sum()
     assert data.test.size.min() >= 7
     train, held = histograms(data), histograms(data, "test")
@@ -319,10 +319,10 @@ def test_small_clients_are_tested_on_what_they_train_on() -> None:
 
 def test_dirichlet_uses_every_row_and_leaves_nobody_out() -> None:
     y = np.repeat(np.arange(10), 600).astype(np.int32)
-    rows = Labeled(y, 10)
+    rows = LabeledRows(y, 10)
     for balanced in (False, True):
-        split = Dirichlet(2000, 0.1, balanced)
-        owner, _ = split.deal(rows, np.random.default_rng(0))
+        split = DirichletSplit(2000, 0.1, balanced)
+        owner, _ = split.assign(rows, np.random.default_rng(0))
         sizes = np.bincount(owner, minlength=2000)
         assert owner.min() == 0
         assert sizes.min() >= 2
@@ -336,10 +336,10 @@ def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
     pool = Dataset(np.zeros((len(y), 1)), y, tuple("0123456789"))
 
     def largest(alpha: float) -> float:
-        counts = histograms(pool.federation(Dirichlet(50, alpha, balanced=True)))
+        counts = histograms(pool.federation(DirichletSplit(50, alpha, balanced=True)))
         return float((counts / counts.sum(axis=1, keepdims=True)).max(axis=1).mean())
 
-    # The mean largest part of a Dirichlet(0.1 x 10) mixture is about 0.66; of one with 100, 0.13.
+    # The mean largest part of a DirichletSplit(0.1 x 10) mixture is about 0.66; of one with 100, 0.13.
     assert 0.5 < largest(0.1) < 0.75
     assert largest(100.0) < 0.2
 
@@ -347,7 +347,7 @@ def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
 def test_balanced_dirichlet_bends_mixtures_as_little_as_it_must() -> None:
     """With one class ten times as common, mixtures still differ, and every class is used up."""
     y = np.repeat(np.arange(4), [4000, 400, 400, 400]).astype(np.int32)
-    counts = dealt(Dirichlet(20, 1.0, balanced=True), Labeled(y, 4))
+    counts = dealt(DirichletSplit(20, 1.0, balanced=True), LabeledRows(y, 4))
     assert counts.sum(axis=0).tolist() == [4000, 400, 400, 400]
     assert set(counts.sum(axis=1)) == {260}
     # Without fitting, rows that do not fit are moved at random, and all mixtures become alike.
@@ -357,15 +357,21 @@ def test_balanced_dirichlet_bends_mixtures_as_little_as_it_must() -> None:
 
 def test_impossible_requests_are_refused_at_once() -> None:
     pool = Dataset(np.zeros((10, 1)), np.zeros(10, np.int32), ("a", "b"))
-    for split in (IID(6), Dirichlet(6), Quantity(6), Shards(3, 4), PFedMe(8, 1)):
+    for split in (
+        IIDSplit(6),
+        DirichletSplit(6),
+        QuantitySplit(6),
+        ShardSplit(3, 4),
+        PFedMeSplit(8, 1),
+    ):
         with pytest.raises(DataError, match=r"\d+ (examples|pieces)"):
             pool.federation(split)
     with pytest.raises(DataError, match="name no clients of their own"):
-        pool.federation(Natural())
+        pool.federation(NaturalSplit())
     regression = Dataset(np.zeros((10, 1)), np.ones(10, np.float32), None)
-    assert regression.federation(IID(2)).labels is None
+    assert regression.federation(IIDSplit(2)).labels is None
     with pytest.raises(DataError, match="goes by class, and these data are a regression"):
-        regression.federation(Dirichlet(2))
+        regression.federation(DirichletSplit(2))
 
 
 def natural_pool(**more: Any) -> Dataset:
@@ -378,23 +384,23 @@ def natural_pool(**more: Any) -> Dataset:
 
 def test_natural_clients() -> None:
     with pytest.raises(DataError, match=r"client C has 1 example.*min_examples = 2"):
-        natural_pool().federation(Natural())
-    data = natural_pool().federation(Natural(min_examples=2))
+        natural_pool().federation(NaturalSplit())
+    data = natural_pool().federation(NaturalSplit(min_examples=2))
     assert data.names == ("A", "B")
     assert (data.train.size + data.test.size).tolist() == [8, 4]
     assert set(data.train.client(1)[0][:, 0]) | set(data.test.client(1)[0][:, 0]) == {8, 9, 10, 11}
-    one = natural_pool().federation(Natural(clients=1, min_examples=2))
+    one = natural_pool().federation(NaturalSplit(clients=1, min_examples=2))
     assert one.names in (("A",), ("B",))
     with pytest.raises(FieldError, match="there are only 2 with at least 4"):
-        natural_pool().federation(Natural(clients=3, min_examples=4))
+        natural_pool().federation(NaturalSplit(clients=3, min_examples=4))
 
 
 def test_natural_clients_with_test_rows_of_their_own() -> None:
     test = np.array([False, True] * 6 + [False])
-    data = natural_pool(test=test).federation(Natural(min_examples=2))
+    data = natural_pool(test=test).federation(NaturalSplit(min_examples=2))
     assert data.test.x[:, 0].tolist() == [1, 3, 5, 7, 9, 11]
     with pytest.raises(DataError, match="client C gets none of the 6 test examples"):
-        natural_pool(test=test).federation(Natural())
+        natural_pool(test=test).federation(NaturalSplit())
 
 
 def test_windows_of_a_text_share_nothing() -> None:
@@ -406,15 +412,15 @@ def test_windows_of_a_text_share_nothing() -> None:
         row[:, None], np.zeros(100, np.int32), vocabulary,
         client=client, names=("A", "B"), vocabulary=vocabulary, gap=5,
     )  # fmt: skip
-    data = pool.federation(Natural(), test_fraction=0.25)
+    data = pool.federation(NaturalSplit(), test_fraction=0.25)
     for i, n in enumerate((40, 60)):
         held = n // 4
         assert data.test.client(i)[0][:, 0].tolist() == list(range(n - held, n))
         assert data.train.client(i)[0][:, 0].tolist() == list(range(n - held - 5))
     with pytest.raises(DataError, match='use split = "natural"'):
-        pool.federation(IID(2))
+        pool.federation(IIDSplit(2))
     with pytest.raises(FieldError, match="symbols of a text, which have no scale"):
-        pool.federation(Natural(), standardize="feature")
+        pool.federation(NaturalSplit(), standardize="feature")
 
 
 def test_alike_fits_and_keeps_proportions() -> None:
@@ -506,7 +512,7 @@ def test_rows_as_published_overlap_and_say_so() -> None:
     for y in (np.arange(30) % 3, np.arange(40) % 10):
         pool = Dataset(np.zeros((len(y), 2)), y, tuple("abcdefghij"[: y.max() + 1]))
         with pytest.raises(DataError, match="as-published"):
-            pool.federation(PFedMe(overlap="as-published"))
+            pool.federation(PFedMeSplit(overlap="as-published"))
 
 
 @needs_real_data
@@ -560,7 +566,7 @@ def test_the_fedpaq_splits() -> None:
 
 
 def test_all_splits_are_tested() -> None:
-    assert {type(split) for split in LABEL_SPLITS} | {Natural} == set(SPLITS.values())
+    assert {type(split) for split in LABEL_SPLITS} | {NaturalSplit} == set(SPLITS.values())
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from perfed import (
     ConfigError,
     DataError,
     DivergedError,
+    Experiment,
     FedAvg,
     Federation,
     FieldError,
@@ -27,7 +28,7 @@ from perfed import (
     LowPrecision,
     PerFedAvg,
     PFedMe,
-    Setup,
+    Pipeline,
     Task,
     TopK,
     Vectorized,
@@ -35,11 +36,11 @@ from perfed import (
     simulate,
 )
 from perfed.data import FederationWriter, FlatExamples, store
-from perfed.evaluation.evaluator import Evaluator, sample_of
+from perfed.evaluation.evaluator import SimulationEvaluator, sample_clients
 from perfed.runs import recording
 from perfed.runs.recording import Recording
 from perfed.runs.run_dir import read_run
-from perfed.simulation import Kept, Streamed, engine_for
+from perfed.simulation import ClientRecord, Streamed, engine_for
 from perfed.simulation import auto as chooser
 from perfed.simulation import client_store as storing
 from perfed.simulation import cohort_reader as reading
@@ -60,9 +61,9 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return load("stored", root=str(root))
 
 
-def make(data: Federation, method: Any, **options: Any) -> Setup:
+def make(data: Federation, method: Any, **options: Any) -> Experiment:
     options = {"cohort": 5, "seed": 4} | options
-    return Setup(data, Task(MLP(64, 10, (16,))), method, **options)
+    return Experiment(data, Task(MLP(64, 10, (16,))), method, **options)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def make(data: Federation, method: Any, **options: Any) -> Setup:
     [
         (FedAvg(lr=0.05, tau=3, batch=8), {"weighting": "size", "sampling": "epochs"}),
         (PerFedAvg("hf", alpha=0.05, beta=0.05, tau=2, batch=8, send_iterate=True), {}),
-        (PFEDME, {"codec": TopK(0.3, error_feedback=True), "downlink": LowPrecision(15)}),
+        (PFEDME, {"pipeline": Pipeline.of(TopK(0.3), True), "downlink": LowPrecision(15)}),
         (Local(lr=0.05, tau=3, batch="full"), {}),
     ],
     ids=["fedavg", "per-fedavg", "pfedme", "local"],
@@ -81,17 +82,17 @@ def test_as_if_all_were_in_memory(
     """Model, messages, personal models and scores; any devices, chunks and parts of a run."""
     setup = make(on_disk, method, **options)
     whole = Vectorized(setup)
-    expected, sent = whole.record(whole.start(), 5)
-    scores = Evaluator(whole, keep_models=True)(expected)
+    expected, sent = whole.run(whole.init(), 5)
+    scores = SimulationEvaluator(whole, keep_models=True)(expected)
     for engine, parts in ((Streamed(setup), (5,)), (Streamed(setup, 1, 2), (1, 3, 1))):
-        state, traffic = engine.start(), []
+        state, traffic = engine.init(), []
         for part in parts:
-            state, more = engine.record(state, part)
+            state, more = engine.run(state, part)
             traffic.append(more)
-        assert_close((state.w, state.iterate), (expected.w, expected.iterate))
+        assert_close((state.params, state.server_state), (expected.params, expected.server_state))
         for got, due in zip(zip(*traffic, strict=True), sent, strict=True):
             np.testing.assert_array_equal(np.concatenate(got), due)
-        found = Evaluator(engine, keep_models=True)(state)
+        found = SimulationEvaluator(engine, keep_models=True)(state)
         assert_close(found.models, scores.models)
         for kind, score in found.scores.items():
             np.testing.assert_allclose(score.loss, scores.scores[kind].loss, rtol=1e-4)
@@ -111,10 +112,10 @@ def test_only_the_rows_of_the_cohort_are_read(
     monkeypatch.setattr(reading._Source, "copy", watched)
     setup = make(on_disk, FedAvg(tau=1), cohort=3)
     engine = Streamed(setup)
-    _, traffic = engine.record(engine.start(), 2)
+    _, traffic = engine.run(engine.init(), 2)
     engine._pool.shutdown()
     train = on_disk.train
-    ahead = [int(i) for round in (2, 3) for i in setup.pick_cohort(round)]
+    ahead = [int(i) for round in (2, 3) for i in setup.sample_cohort(round)]
     due = [(int(train.start[i]), int(train.size[i])) for i in (*traffic.cohort.ravel(), *ahead)]
     assert sorted(read) == sorted(2 * due)  # inputs and labels
 
@@ -124,7 +125,7 @@ def test_files_that_change_under_a_run_are_noticed(tmp_path: Path) -> None:
     engine = Streamed(make(load("stored", root=str(tmp_path / "d")), FedAvg(tau=1), cohort=4))
     os.truncate(tmp_path / "d" / "train_x.bin", 4096)
     with pytest.raises(DataError, match=r"train_x\.bin has become shorter"):
-        engine.advance(engine.start(), 1)
+        engine.advance(engine.init(), 1)
 
 
 @pytest.mark.parametrize("method", [FedAvg(lr=1e30, tau=5), PFedMe(lam=1.0, eta=1e30, batch=5)])
@@ -133,7 +134,7 @@ def test_divergence_is_named_as_in_memory(on_disk: Federation, method: Any) -> N
     for kind in (Vectorized, Streamed):
         engine = kind(make(on_disk, method))
         with pytest.raises(DivergedError) as error:
-            engine.advance(engine.start(), 20)
+            engine.advance(engine.init(), 20)
         said.append(str(error.value))
     assert said[0] == said[1]
 
@@ -147,27 +148,29 @@ def test_what_does_not_fit_is_streamed(
     rows = sum(part.x.nbytes + part.y.nbytes for part in (on_disk.train, on_disk.test))
     theta = 4 * (64 * 16 + 16 + 16 * 10 + 10)
     assert needed == rows + 2 * 12 * theta  # rows once, the rest on each of two devices
-    monkeypatch.setattr(chooser, "room", lambda: needed)
+    monkeypatch.setattr(chooser, "memory_limit", lambda: needed)
     assert isinstance(engine_for(setup), Vectorized)
-    monkeypatch.setattr(chooser, "room", lambda: needed - 1)
+    monkeypatch.setattr(chooser, "memory_limit", lambda: needed - 1)
     assert isinstance(engine_for(setup), Streamed)
-    told = Federation.told(["a"], [3], [1], (64,), "float32", ("0", "1"))
+    told = Federation.remote(["a"], [3], [1], (64,), "float32", ("0", "1"))
     with pytest.raises(FieldError, match="not here to be read"):
         Streamed(make(told, PFEDME, cohort=1))
 
 
 # What clients keep.
 
-FIRST = Kept({"a": np.array([1, 2, 3], np.float32), "b": np.array(7, np.int32)}, None)
+FIRST = ClientRecord({"a": np.array([1, 2, 3], np.float32), "b": np.array(7, np.int32)}, None, None)
 
 
-def kept(*values: int) -> Kept:
+def kept(*values: int) -> ClientRecord:
     numbers = np.array(values, np.int32)
-    return Kept({"a": np.repeat(numbers[:, None], 3, 1).astype(np.float32), "b": numbers}, None)
+    return ClientRecord(
+        {"a": np.repeat(numbers[:, None], 3, 1).astype(np.float32), "b": numbers}, None, None
+    )
 
 
 def clients_of(store: ClientStore, n: int = 6) -> list[int]:
-    memory: Any = store.read(np.arange(n)).memory
+    memory: Any = store.read(np.arange(n)).state
     assert ((memory["a"] == memory["b"][:, None]) | (memory["b"] == 7)[:, None]).all()
     return [int(v) for v in memory["b"]]
 
@@ -175,7 +178,7 @@ def clients_of(store: ClientStore, n: int = 6) -> list[int]:
 def test_a_store_goes_back_to_any_round_since_the_last_checkpoint(tmp_path: Path) -> None:
     """Whatever was on the disk when it was left; and not beyond the checkpoint."""
     first = ClientStore(tmp_path / "s", 6, FIRST)
-    np.testing.assert_array_equal(first.read(np.array([4])).memory["a"], [[1, 2, 3]])
+    np.testing.assert_array_equal(first.read(np.array([4])).state["a"], [[1, 2, 3]])
     stages = [clients_of(first)]
     for round, clients in enumerate(([0, 1], [1, 2], [5, 0], [1, 3])):
         first.write(round, np.array(clients), kept(*(10 * round + c for c in clients)))
@@ -262,7 +265,7 @@ def test_a_recorded_run_is_that_of_another_engine(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
     for name in ("streamed", "vectorized"):
         config = Config.load(tmp_path / "c.toml", [f"engine.name={name}", "rounds=7"])
-        Recording.begin(config, tmp_path / name).run()
+        Recording.begin(config, tmp_path / name).train()
     runs = [read_run(tmp_path / name) for name in ("streamed", "vectorized")]
     for kind, scores in runs[0].scores.items():
         for score, values in scores.items():
@@ -276,7 +279,7 @@ def test_an_interruption_and_a_resume_in_one_breath(tmp_path: Path) -> None:
     """The store is rounds ahead of the checkpoint that an interruption leaves behind."""
     (tmp_path / "c.toml").write_text(CONFIG)
     config = Config.load(tmp_path / "c.toml", ["output.checkpoint_rounds=1000"])
-    Recording.begin(config, tmp_path / "whole").run()
+    Recording.begin(config, tmp_path / "whole").train()
     recording = Recording.begin(config, tmp_path / "left")
     write, count = ClientStore.write, 0
 
@@ -290,10 +293,10 @@ def test_an_interruption_and_a_resume_in_one_breath(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClientStore, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            recording.run()
+            recording.train()
     left = sorted(path.name for path in (tmp_path / "left" / "checkpoints").iterdir())
     assert int(left[-1][6:15]) < 17
-    Recording.take_up(tmp_path / "left").run()
+    Recording.resume(tmp_path / "left").train()
     for name in ("model.safetensors", "clients.safetensors"):
         whole, resumed = (tmp_path / run / name for run in ("whole", "left"))
         assert whole.read_bytes() == resumed.read_bytes()
@@ -306,7 +309,7 @@ def test_too_much_to_undo_asks_for_a_checkpoint(
     (tmp_path / "c.toml").write_text(CONFIG)
     settings = ["rounds=30", "output.checkpoint_rounds=1000", "output.keep=100"]
     recording = Recording.begin(Config.load(tmp_path / "c.toml", settings), tmp_path / "run")
-    recording.run()
+    recording.train()
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) >= 2
 
 
@@ -340,18 +343,18 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
 
 def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
     """The same clients whatever the seed, with the scores they have among all."""
-    assert sample_of(10, None) is None
-    assert sample_of(10, 10) is None
+    assert sample_clients(10, None) is None
+    assert sample_clients(10, 10) is None
     (tmp_path / "c.toml").write_text(CONFIG)
     settings = ["rounds=2", "engine.name=vectorized"]
     everyone = Config.load(tmp_path / "c.toml", settings)
     some = Config.load(tmp_path / "c.toml", [*settings, "eval_clients=5"])
-    of_all = Recording.begin(everyone, tmp_path / "all").run()
-    Recording.begin(some, tmp_path / "some").run()
-    chosen = sample_of(12, 5)
+    of_all = Recording.begin(everyone, tmp_path / "all").train()
+    Recording.begin(some, tmp_path / "some").train()
+    chosen = sample_clients(12, 5)
     assert chosen is not None
     assert len(set(chosen)) == 5
-    recorded, federation = read_run(tmp_path / "some"), of_all.setup.federation
+    recorded, federation = read_run(tmp_path / "some"), of_all.experiment.federation
     assert recorded.names == tuple(federation.names[i] for i in chosen)
     np.testing.assert_array_equal(recorded.sizes, federation.test.size[chosen])
     for kind, scores in of_all.scores.items():
@@ -364,12 +367,17 @@ def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
     assert sum(summary["traffic"]["round_uplink_bytes"]) == of_all.costs.uplink_bytes[-1]
     models = of_all.personal_models(chosen)
     own = simulate(
-        federation, of_all.setup.task.model, of_all.setup.method, rounds=2, cohort=4, eval_clients=5
+        federation,
+        of_all.experiment.task.model,
+        of_all.experiment.method,
+        rounds=2,
+        cohort=4,
+        eval_clients=5,
     )
-    assert_close(own.personal_models(own.scorer.clients), models)
+    assert_close(own.personal_models(own.evaluator.clients), models)
     assert len(own.scores["global"].loss) == 5
     with pytest.raises(FieldError, match="eval_clients = 0"):
-        Evaluator(Vectorized(of_all.setup), count=0)
+        SimulationEvaluator(Vectorized(of_all.experiment), count=0)
 
 
 # Bounds.
@@ -381,15 +389,16 @@ def test_memory_grows_with_the_cohort_and_not_with_the_federation(tmp_path: Path
     code = (
         "import sys, perfed\n"
         "from perfed.simulation import Streamed\n"
+        "from perfed.evaluation import SimulationEvaluator\n"
         "def held():\n"
         "    text = open('/proc/self/status').read()\n"
         "    return int(text.split('RssAnon:')[1].split()[0])\n"
         "data = perfed.load('stored', root=sys.argv[1])\n"
         "task = perfed.Task(perfed.MLR(300, 2))\n"
         "method = perfed.PFedMe(local_rounds=2, batch=4)\n"
-        "engine = Streamed(perfed.Setup(data, task, method, 20))\n"
-        "state = engine.advance(engine.start(), 5)\n"
-        "perfed.evaluation.evaluator.Evaluator(engine, count=20)(state)\n"
+        "engine = Streamed(perfed.Experiment(data, task, method, 20))\n"
+        "state = engine.advance(engine.init(), 5)\n"
+        "SimulationEvaluator(engine, count=20)(state)\n"
         "print(held())"
     )
     held = []
@@ -461,18 +470,18 @@ def test_more_personal_models_than_fit_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
-    monkeypatch.setattr(recording, "room", lambda: 10_000)
+    monkeypatch.setattr(recording, "memory_limit", lambda: 10_000)
     with pytest.raises(ConfigError, match=r"take 0 GiB of memory; score a sample by eval_clients"):
-        Recording.planned(Config.load(tmp_path / "c.toml"), tmp_path / "run")
+        Recording.prepare(Config.load(tmp_path / "c.toml"), tmp_path / "run")
     for setting in ("eval_clients=2", "output.personal_models=none"):
-        Recording.planned(Config.load(tmp_path / "c.toml", [setting]), tmp_path / "run")
+        Recording.prepare(Config.load(tmp_path / "c.toml", [setting]), tmp_path / "run")
 
 
 def test_room_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(chooser, "_CONTAINER", (str(limit), str(tmp_path / "none")))
-    machine = chooser.room()
+    machine = chooser.memory_limit()
     limit.write_text("max\n")
-    assert chooser.room() == machine
+    assert chooser.memory_limit() == machine
     limit.write_text("4096000\n")
-    assert chooser.room() == 1024000
+    assert chooser.memory_limit() == 1024000

@@ -12,8 +12,8 @@ from perfed import Config, ConfigError, load
 from perfed.runs import run_dir
 from perfed.runs.checkpoint import Checkpoints
 from perfed.runs.recording import Recording
-from perfed.runs.sweep import Line, Sweep, _folder_name, lines, points
-from perfed.training.trainer import Progress
+from perfed.runs.sweep import Sweep, SweepLine, _folder_name, grid_points, sweep_lines
+from perfed.training import Progress
 from test_cli import perfed
 
 CONFIG = """
@@ -58,13 +58,13 @@ def test_validation_data_are_training_data(tmp_path: Path) -> None:
         np.testing.assert_allclose(own[0] / own[0].sum(), own[1] / own[1].sum(), atol=0.05)
         assert part.names[i] == data.names[i]
     config = Config.load(write(tmp_path), ["validation=0.25"])
-    used = config.build().setup.federation
+    used = config.build().experiment.federation
     assert used.train.size.sum() < data.train.size.sum()
     assert used.train.size.sum() + used.test.size.sum() == data.train.size.sum()
 
 
 def test_the_best_on_validation_is_tested_and_nothing_else(tmp_path: Path) -> None:
-    every = points(write(tmp_path), [], ["method.lr=0.001,0.5"])
+    every = grid_points(write(tmp_path), [], ["method.lr=0.001,0.5"])
     assert [p.label for p in every] == ["fedavg, method.lr=0.001", "fedavg, method.lr=0.5"]
     sweep = Sweep(tuple(every), 2, tmp_path / "out")
     outcomes = sweep.run(quiet, quiet)
@@ -79,7 +79,7 @@ def test_the_best_on_validation_is_tested_and_nothing_else(tmp_path: Path) -> No
     summary = json.loads((tested[0] / "seed-1" / "summary.json").read_text())
     assert summary["seed"] == 1
     assert summary["personalized"]["accuracy"]["mean"] == outcomes[2].scores[1]
-    first, second = lines(outcomes)
+    first, second = sweep_lines(outcomes)
     assert first.test is None
     assert second.test is not None
     assert second.test[0] == pytest.approx(np.mean(outcomes[2].scores))
@@ -89,13 +89,13 @@ def test_the_best_on_validation_is_tested_and_nothing_else(tmp_path: Path) -> No
 
 def test_a_failed_point_stops_nobody(tmp_path: Path) -> None:
     said: list[str] = []
-    every = points(write(tmp_path), [], ["method.lr=1e38,0.5"])
+    every = grid_points(write(tmp_path), [], ["method.lr=1e38,0.5"])
     outcomes = Sweep(tuple(every), 1, tmp_path / "out").run(quiet, said.append)
     assert [bool(o.failure) for o in outcomes] == [True, False, False]
     assert any(
         "method.lr=1e38 (validation, seed 0) failed: fedavg diverged" in line for line in said
     )
-    shown = lines(outcomes)
+    shown = sweep_lines(outcomes)
     assert shown[0].failure is not None
     assert shown[1].test is not None
 
@@ -104,7 +104,7 @@ def test_methods_are_chosen_each_for_itself(tmp_path: Path) -> None:
     (tmp_path / "pfedme.toml").write_text(PFEDME)
     (tmp_path / "fedavg.toml").write_text('[method]\nname = "fedavg"\nlr = 0.5\n')
     files = [tmp_path / "fedavg.toml", tmp_path / "pfedme.toml"]
-    every = points(write(tmp_path), files, [], ["rounds=3"])
+    every = grid_points(write(tmp_path), files, [], ["rounds=3"])
     assert [p.method for p in every] == ["fedavg", "pfedme"]
     outcomes = Sweep(tuple(every), 1, tmp_path / "out").run(quiet, quiet)
     assert all(o.tested for o in outcomes)  # one point each: nothing to choose
@@ -112,7 +112,7 @@ def test_methods_are_chosen_each_for_itself(tmp_path: Path) -> None:
 
 def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished runs are not run again; one that was interrupted goes on from its checkpoint."""
-    every = tuple(points(write(tmp_path), [], [], ["output.checkpoint_rounds=1"]))
+    every = tuple(grid_points(write(tmp_path), [], [], ["output.checkpoint_rounds=1"]))
     whole = Sweep(every, 2, tmp_path / "whole").run(quiet, quiet)
     sweep = Sweep(every, 2, tmp_path / "out")
 
@@ -141,7 +141,7 @@ def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.M
             for name in ("whole", "out")
         ]
         assert models[0] == models[1]
-    other = Sweep(tuple(points(write(tmp_path), [], ["method.lr=0.1"])), 2, tmp_path / "out")
+    other = Sweep(tuple(grid_points(write(tmp_path), [], ["method.lr=0.1"])), 2, tmp_path / "out")
     with pytest.raises(ConfigError, match="holds another sweep"):
         other.run(quiet, quiet)
 
@@ -164,9 +164,9 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_lines_of_one_seed_have_no_interval(tmp_path: Path) -> None:
-    every = points(write(tmp_path), [], [], ["rounds=1"])
-    (line,) = lines(Sweep(tuple(every), 1, tmp_path / "out").run(quiet, quiet))
-    assert isinstance(line, Line)
+    every = grid_points(write(tmp_path), [], [], ["rounds=1"])
+    (line,) = sweep_lines(Sweep(tuple(every), 1, tmp_path / "out").run(quiet, quiet))
+    assert isinstance(line, SweepLine)
     assert line.test is not None
     assert np.isnan(line.test[1])
 
@@ -176,7 +176,7 @@ def test_an_interruption_loses_nothing_of_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """However far the books of the other runs were: all go on together from one round."""
-    every = tuple(points(write(tmp_path), [], [], ["output.checkpoint_rounds=2"]))
+    every = tuple(grid_points(write(tmp_path), [], [], ["output.checkpoint_rounds=2"]))
     whole = Sweep(every, 3, tmp_path / "whole").run(quiet, quiet)
     sweep = Sweep(every, 3, tmp_path / "out")
     calls = 0
@@ -214,13 +214,13 @@ def test_points_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
         (tmp_path / name / "m.toml").write_text(PFEDME)
     path = write(tmp_path)
     with pytest.raises(ConfigError, match="two points are both called m"):
-        points(path, [tmp_path / "a" / "m.toml", tmp_path / "b" / "m.toml"], [])
+        grid_points(path, [tmp_path / "a" / "m.toml", tmp_path / "b" / "m.toml"], [])
     with pytest.raises(ConfigError, match=r"two points are both called fedavg, method\.lr=0\.5"):
-        points(path, [], ["method.lr=0.5,0.5"])
+        grid_points(path, [], ["method.lr=0.5,0.5"])
     with pytest.raises(ConfigError, match="seed: a sweep sets it itself"):
-        points(path, [], ["seed=1,2"])
+        grid_points(path, [], ["seed=1,2"])
     with pytest.raises(ConfigError, match="validation: a sweep sets it itself"):
-        points(path, [], [], ["validation=0.5"])
+        grid_points(path, [], [], ["validation=0.5"])
     long = [f"{'x' * 150}{i}" for i in range(2)] + ["a b", "a_b"]
     assert len({_folder_name(label) for label in long}) == 4
 
@@ -237,7 +237,7 @@ def test_a_point_with_bad_settings_stops_nobody(tmp_path: Path) -> None:
     bad = '[network]\nratio = 10\nclient_speed = [1.0, 2.0]\n[method]\nname = "fedavg"\n'
     (tmp_path / "bad.toml").write_text(bad)
     (tmp_path / "good.toml").write_text('[method]\nname = "fedavg"\n')
-    every = points(path, [tmp_path / "bad.toml", tmp_path / "good.toml"], [])
+    every = grid_points(path, [tmp_path / "bad.toml", tmp_path / "good.toml"], [])
     outcomes = Sweep(tuple(every), 1, tmp_path / "out").run(quiet, quiet)
     assert [bool(o.failure) for o in outcomes] == [True, False]
     assert "client_speed" in str(outcomes[0].failure)

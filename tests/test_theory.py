@@ -9,10 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import MLP, FedAvg, LowPrecision, PerFedAvg, PFedMe, Sequential, Setup, Task, Vectorized
+from perfed import (
+    MLP,
+    Experiment,
+    FedAvg,
+    LowPrecision,
+    PerFedAvg,
+    PFedMe,
+    Sequential,
+    Task,
+    Vectorized,
+)
 from perfed.core.errors import FieldError
 from perfed.core.objective import ALL
 from perfed.data import Federation
+from perfed.methods.schedules import Harmonic
 from perfed.theory import bounds
 from perfed.theory.constants import Constants, Effort, Estimate, lanczos, measure
 from perfed.theory.stationarity import decay, stationarity
@@ -20,11 +31,11 @@ from problems import (
     DIMENSION,
     LOGISTIC,
     QUADRATIC,
+    experiment,
     f32,
     federation,
     objective,
     quadratics,
-    setup,
     start,
 )
 
@@ -66,7 +77,7 @@ def test_constants_are_those_in_closed_form(kind: str, engine: Any, l2: float) -
     data = federation(2, sizes=(5, 9, 3, 12, 40), binary=kind == "logistic")
     task = replace(QUADRATIC if kind == "quadratic" else LOGISTIC, l2=l2)
     w = start()
-    found = measure(engine(setup(FedAvg(), data, task=task)), f32(w), FULL)
+    found = measure(engine(experiment(FedAvg(), data, task=task)), f32(w), FULL)
 
     pairs = [per_example(data, i, w, kind) for i in range(data.clients)]
     ridge = l2 * np.eye(DIMENSION)
@@ -100,10 +111,10 @@ def test_constants_are_those_in_closed_form(kind: str, engine: Any, l2: float) -
 def test_rho_is_the_third_derivatives_norm() -> None:
     """Quadratics have none; a logistic loss the largest |D^3 f[u, u, u]| that a search finds."""
     data = federation(2, binary=True)
-    none = measure(Vectorized(setup(FedAvg(), federation(2))), f32(start()), FULL)
+    none = measure(Vectorized(experiment(FedAvg(), federation(2))), f32(start()), FULL)
     assert none.rho.value == pytest.approx(0, abs=1e-4)
     w = start()
-    found = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
+    found = measure(Vectorized(experiment(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
     rng, best = np.random.default_rng(0), 0.0
     for i in range(data.clients):
         x = data.train.client(i)[0].astype(np.float64)
@@ -124,11 +135,11 @@ def test_samples_say_how_sure_they_are() -> None:
     data = federation(5, sizes=(60, 80, 50, 90, 70, 65, 75, 85), binary=True)
     w = start()
     every = Effort(steps=4, examples=128, hessian_examples=128, hessian_clients=8, hessian_steps=4)
-    whole = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), f32(w), every)
+    whole = measure(Vectorized(experiment(FedAvg(), data, task=LOGISTIC)), f32(w), every)
     some = Effort(steps=4, examples=20, hessian_examples=12, hessian_clients=4, hessian_steps=4)
     inside = []
     for seed in range(2):
-        engine = Vectorized(setup(FedAvg(), data, task=LOGISTIC, seed=seed))
+        engine = Vectorized(experiment(FedAvg(), data, task=LOGISTIC, seed=seed))
         found = measure(engine, f32(w), some)
         for name in ("sigma_G", "sigma_H", "gamma_H"):
             one, truth = getattr(found, name), getattr(whole, name).value
@@ -158,9 +169,9 @@ def test_a_network_has_negative_curvature_and_constants_of_two_models_join() -> 
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, 3, n)) for n in (9, 30)]
     data = Federation.of(parts, parts)
-    engine = Vectorized(Setup(data, Task(MLP(5, 3, (6,))), PerFedAvg(), 2, 0))
+    engine = Vectorized(Experiment(data, Task(MLP(5, 3, (6,))), PerFedAvg(), 2, 0))
     first = measure(engine, effort=FULL)
-    later = measure(engine, jax.tree.map(lambda leaf: 3 * leaf, engine.start().w), FULL)
+    later = measure(engine, jax.tree.map(lambda leaf: 3 * leaf, engine.init().params), FULL)
     assert first.mu.value < 0 < first.rho.value < float("inf")
     assert first.parameters == 57
     both = first.joined(later)
@@ -191,7 +202,7 @@ def test_distances_bound_diversity(seed: int) -> None:
     from perfed.theory.distances import example_distances, feature_distances
 
     data, w = discrete(seed), start(seed)
-    found = measure(Vectorized(setup(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
+    found = measure(Vectorized(experiment(FedAvg(), data, task=LOGISTIC)), f32(w), FULL)
     variation = example_distances(data)
     pairs = [per_example(data, i, w, "logistic") for i in range(data.clients)]
     g, h = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -374,19 +385,21 @@ def test_fedpaq_stays_below_its_theorem_1() -> None:
     tau, s, m = 2, 4, 4
     q = LowPrecision(s).variance((8,))
     assert q is not None
-    method = FedAvg(lr=4 / mu, tau=tau, batch=m, diminishing=True)
-    setups = [Setup(data, task, method, 10, seed, codec=LowPrecision(s)) for seed in range(10)]
+    method = FedAvg(lr=4 / mu, tau=tau, batch=m, schedule=Harmonic())
+    setups = [
+        experiment(method, data, task=task, seed=seed, codec=LowPrecision(s)) for seed in range(10)
+    ]
     engine = Vectorized(setups[0])
     found = measure(engine, jnp.asarray(optimum, jnp.float32), Effort(steps=8, examples=64))
     assert found.L.value == pytest.approx(L, rel=1e-3)
     assert found.mu.value == pytest.approx(mu, rel=1e-3)
     k0 = bounds.fedpaq_k0(L, mu, q, tau, 10, 10)
     C = bounds.fedpaq_c(L, mu, found.sigma_G.value, q, 10, 10, m)
-    states, distances = [made.first_state() for made in setups], []
+    states, distances = [made.init_state() for made in setups], []
     for k, more in ((k0, k0), (2 * k0, k0), (4 * k0, 2 * k0)):
-        outcomes = engine.record_all(setups, states, more)
+        outcomes = engine.run_rounds(setups, states, more)
         states = [outcome[0] for outcome in outcomes if not isinstance(outcome, Exception)]
-        distances.append(np.mean([np.sum((np.asarray(s.w) - optimum) ** 2) for s in states]))
+        distances.append(np.mean([np.sum((np.asarray(s.params) - optimum) ** 2) for s in states]))
         bound = sum(bounds.fedpaq_theorem_1(float(distances[0]), C, k, k0, tau))
         assert distances[-1] <= bound
     first, *distances = distances
@@ -409,7 +422,7 @@ def test_stationarity_is_the_problems_own_gradient() -> None:
         (PFedMe(lam=lam, inner_lr=0.05), envelope),
         (FedAvg(), plain),
     ):
-        found = stationarity(Vectorized(setup(method, data)), f32(w))
+        found = stationarity(Vectorized(experiment(method, data)), f32(w))
         mean = np.mean(gradients, axis=0)
         assert found.squared == pytest.approx(mean @ mean, rel=1e-3)
         spread = np.mean([np.sum((g - mean) ** 2) for g in gradients])
@@ -420,13 +433,15 @@ def test_decay_is_measured_at_the_sent_iterate() -> None:
     """Remark 4.7: with the iterate sent, the gradient there; it falls along a run."""
     data = federation(3)
     method = PerFedAvg(variant="exact", alpha=0.1, beta=0.05, tau=5, batch="full")
-    engine = Vectorized(setup(replace(method, send_iterate=True), data))
+    engine = Vectorized(experiment(replace(method, send_iterate=True), data))
     found = decay(engine, 40, every=10)
     np.testing.assert_array_equal(found.round, [10, 20, 30, 40])
     assert found.squared[-1] < 0.2 * found.squared[0]
-    state = engine.advance(engine.start(), 10)
-    assert found.squared[0] == pytest.approx(stationarity(engine, state.iterate).squared, rel=1e-4)
-    assert found.squared[0] != pytest.approx(stationarity(engine, state.w).squared, rel=1e-4)
+    state = engine.advance(engine.init(), 10)
+    assert found.squared[0] == pytest.approx(
+        stationarity(engine, state.server_state).squared, rel=1e-4
+    )
+    assert found.squared[0] != pytest.approx(stationarity(engine, state.params).squared, rel=1e-4)
 
 
 def some_constants(**other: Any) -> Constants:

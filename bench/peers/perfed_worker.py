@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from bench.peers import common
-from perfed import MLP, FedAvg, Federation, Setup, Task, Vectorized
+from perfed import MLP, Experiment, FedAvg, Federation, Task, Vectorized
 from perfed.data import FlatExamples
 
 
@@ -18,22 +18,22 @@ def build(x: common.Floats, y: common.Labels) -> common.Contestant:
     data = Federation.made(train, train, classes=common.SIZES[-1])
     method = FedAvg(lr=common.RATE, tau=common.TAU, batch=common.BATCH)
     model = MLP(common.SIZES[0], common.SIZES[-1], common.SIZES[1:-1], "elu")
-    engine = Vectorized(Setup(data, Task(model), method, common.COHORT))
-    state = engine.start()
-    leaves, tree = jax.tree.flatten(state.w)
+    engine = Vectorized(Experiment(data, Task(model), method, common.COHORT))
+    state = engine.init()
+    leaves, tree = jax.tree.flatten(state.params)
     order = [by_shape(leaf.shape) for leaf in leaves]
     first = common.first_weights()
     placed = [
         jax.device_put(first[i], leaf.sharding) for i, leaf in zip(order, leaves, strict=True)
     ]
-    state = state._replace(w=jax.tree.unflatten(tree, placed))
+    state = state._replace(params=jax.tree.unflatten(tree, placed))
 
     def rounds(n: int) -> None:
         nonlocal state
         state = jax.block_until_ready(engine.advance(state, n))
 
     def weights() -> common.Weights:
-        found = jax.tree.leaves(state.w)
+        found = jax.tree.leaves(state.params)
         return [np.asarray(found[order.index(i)]) for i in range(len(order))]
 
     versions = f"{version('perfed')}, JAX {jax.__version__}"

@@ -1,40 +1,97 @@
 """perfed: personalized federated learning, exactly as published."""
 
-from perfed.simulation.devices import prepare as _prepare
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-_prepare()  # before anything below can start JAX
+from perfed.core.jax_setup import prepare as _prepare
 
-from perfed.core.errors import CodecError, ConfigError, DataError, DivergedError, FieldError  # noqa: E402
-from perfed.core.objective import Objective, Task  # noqa: E402
-from perfed.data import Federation, FederationWriter, load, store, synthetic  # noqa: E402
-from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe  # noqa: E402
-from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax  # noqa: E402
-from perfed.pipeline.codecs import (  # noqa: E402
-    BFloat16,
-    Codec,
-    Float16,
-    Float32,
-    LowPrecision,
-    RandomK,
-    Sign,
-    TopK,
-)
-from perfed.runs import Config, Result, run, simulate  # noqa: E402
-from perfed.runs.presets import fedpaq, qsgd  # noqa: E402
-from perfed.simulation import Network, Sequential, Setup, Streamed, Vectorized  # noqa: E402
+if TYPE_CHECKING:
+    from perfed.core.errors import CodecError, ConfigError, DataError, DivergedError, FieldError
+    from perfed.core.objective import Objective, Task
+    from perfed.data import Federation, FederationWriter, load, store, synthetic
+    from perfed.methods import (
+        FedAvg,
+        Local,
+        LocalUpdate,
+        Method,
+        PerFedAvg,
+        PFedMe,
+        Received,
+        RoundContext,
+        method,
+        register,
+    )
+    from perfed.methods.optimizers import SGD, Adam, AdamW, Yogi
+    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax
+    from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
+    from perfed.pipeline.codecs import (
+        BFloat16,
+        Codec,
+        Float16,
+        Float32,
+        LowPrecision,
+        RandomK,
+        Sign,
+        TopK,
+    )
+    from perfed.runs.config import Config
+    from perfed.runs.presets import fedpaq, qsgd
+    from perfed.simulation import (
+        Experiment,
+        Network,
+        Sequential,
+        Streamed,
+        Vectorized,
+        engine_for,
+    )
+    from perfed.training import Callback, Result, Run, Trainer, TrainOptions, simulate
+
+# Where each public name is; what is not used is not imported.
+_PLACES = {
+    "core.errors": ("CodecError", "ConfigError", "DataError", "DivergedError", "FieldError"),
+    "core.objective": ("Objective", "Task"),
+    "data": ("Federation", "FederationWriter", "load", "store", "synthetic"),
+    "methods": (
+        "FedAvg", "Local", "LocalUpdate", "Method", "PFedMe", "PerFedAvg", "Received",
+        "RoundContext", "method", "register",
+    ),
+    "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
+    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax"),
+    "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
+    "pipeline.codecs": (
+        "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
+    ),
+    "runs.config": ("Config",),
+    "runs.presets": ("fedpaq", "qsgd"),
+    "simulation": (
+        "Experiment", "Network", "Sequential", "Streamed", "Vectorized", "engine_for",
+    ),
+    "training": ("Callback", "Result", "Run", "TrainOptions", "Trainer", "simulate"),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+
+_prepare()  # before JAX starts
 
 __all__ = [
     "CNN",
     "GRU",
     "MLP",
     "MLR",
+    "SGD",
+    "Adam",
+    "AdamW",
     "BFloat16",
+    "Callback",
+    "Clip",
     "Codec",
     "CodecError",
     "Config",
     "ConfigError",
     "DataError",
     "DivergedError",
+    "Encode",
+    "ErrorFeedback",
+    "Experiment",
     "FedAvg",
     "Federation",
     "FederationWriter",
@@ -42,28 +99,52 @@ __all__ = [
     "Float16",
     "Float32",
     "Local",
+    "LocalUpdate",
     "LowPrecision",
+    "Mean",
     "Method",
     "Network",
     "Objective",
     "PFedMe",
     "PerFedAvg",
+    "Pipeline",
     "RandomK",
+    "Received",
     "Result",
+    "RoundContext",
+    "Run",
     "Sequential",
-    "Setup",
     "Sign",
     "Streamed",
     "Task",
     "TopK",
+    "TrainOptions",
+    "Trainer",
     "Vectorized",
+    "Yogi",
+    "engine_for",
     "fedpaq",
     "from_equinox",
     "from_flax",
     "load",
+    "method",
     "qsgd",
-    "run",
+    "register",
     "simulate",
     "store",
     "synthetic",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'perfed' has no attribute {name!r}")
+    value = getattr(import_module(f"perfed.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from perfed.core.errors import require, require_choice
-from perfed.core.objective import Model, Params
+from perfed.core.objective import Model
+from perfed.core.trees import Params
 
 Activation = Literal["elu", "relu", "tanh", "gelu"]
 

@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 
 
 @final
-class ToldError(ConfigError):
+class BroadcastError(ConfigError):
     """A fault that all of the processes that compute a run have heard of: one may speak for all."""
 
 

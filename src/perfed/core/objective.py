@@ -8,7 +8,7 @@ client's examples: that is the privacy boundary.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final, get_args
+from typing import Any, Literal, NamedTuple, Protocol, final, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 from perfed.core.differences import difference
 from perfed.core.errors import require, require_choice
 from perfed.core.random import IntLike, permuted, uniform_below
+from perfed.core.trees import Params, Scalar, squared_norm
 
-Params: TypeAlias = Any  # a pytree of float arrays
 BatchSize = int | Literal["full"]
 Sampling = Literal["replacement", "epochs"]
 Precision = Literal["float32", "tf32", "bf16"]
-Scalar = Float[Array, ""]
 
 # What JAX calls them.
 _PRECISIONS: dict[str, str] = {
@@ -115,11 +114,6 @@ def squared_error(
 ) -> Float[Array, " b"]:
     """(output - y)^2."""
     return (outputs.reshape(y.shape) - y) ** 2
-
-
-def squared_norm(tree: Params) -> Scalar:
-    """The squared Euclidean norm of all entries together."""
-    return jnp.asarray(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
 
 class Batch(NamedTuple):

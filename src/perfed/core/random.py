@@ -20,12 +20,13 @@ class Purpose(IntEnum):
 
     INIT = 0
     COHORT = 1
-    TURN = 2
+    ROUND = 2
     LOCAL = 3
     PERSONALIZE = 4
     UPLINK = 5
     DOWNLINK = 6
     THEORY = 7
+    SERVER = 8
 
 
 def fold(

@@ -8,13 +8,12 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from perfed.core.errors import DataError, require, require_choice
-from perfed.data.as_published import CAUTION, Part
 from perfed.data.federation import Federation, FlatExamples
 from perfed.data.scaling import CLIP, Scaling, Standardize
 from perfed.data.splits import (
     LEAST,
-    Labeled,
-    Natural,
+    LabeledRows,
+    NaturalSplit,
     Split,
     alike,
     by_counts,
@@ -22,6 +21,7 @@ from perfed.data.splits import (
     held_out_counts,
     label_counts,
 )
+from perfed.data.splits.as_published import CAUTION, Part
 
 TestFrom = Literal["client", "test-set"]
 
@@ -100,7 +100,7 @@ class Dataset:
         fits = self.labels is None or not standardize_target
         require(fits, "standardize_target", standardize_target, no_target)
         require(0 <= seed < 2**32, "seed", seed, "must be between 0 and 2^32 - 1")
-        natural = isinstance(split, Natural)
+        natural = isinstance(split, NaturalSplit)
         if self.gap is not None and not natural:
             raise DataError(
                 "these rows are overlapping windows of texts, which other splits would tear apart; "
@@ -124,8 +124,8 @@ class Dataset:
             names = tuple(str(i) for i in range(len(shared[0])))
             train, test = (self._joined(parts) for parts in shared)
         else:
-            deal = self._deal_both if chosen == "test-set" else self._deal_then_hold_out
-            names, train_rows, test_rows = deal(split, fraction, rng)
+            assign = self._assign_both if chosen == "test-set" else self._assign_then_hold_out
+            names, train_rows, test_rows = assign(split, fraction, rng)
             train, test = (self._taken(rows, len(names)) for rows in (train_rows, test_rows))
         target = (0.0, 1.0)
         if standardize_target:
@@ -148,24 +148,26 @@ class Dataset:
             caution="" if shared is None else CAUTION,
         )
 
-    def _labeled(self, rows: np.ndarray | slice) -> Labeled:
+    def _labeled(self, rows: np.ndarray | slice) -> LabeledRows:
         classes = None if self.labels is None else len(self.labels)
         y = self.y[rows]
         client = None if self.client is None else self.client[rows]
         y = np.zeros(len(y), np.int32) if classes is None else y
-        return Labeled(y, classes, client, self.names)
+        return LabeledRows(y, classes, client, self.names)
 
-    def _deal_then_hold_out(
+    def _assign_then_hold_out(
         self, split: Split, fraction: float, rng: np.random.Generator
     ) -> tuple[tuple[str, ...], "_Owned", "_Owned"]:
         """Every client holds out a part of its own rows: both sides have its distribution."""
         rows = self._labeled(slice(None))
-        owner, names = split.deal(rows, rng)
+        owner, names = split.assign(rows, rng)
         sizes = np.bincount(owner[owner >= 0], minlength=len(names))
         poor = np.flatnonzero(sizes < LEAST)
         if len(poor):
             hint = (
-                "; min_examples = 2 leaves such clients out" if isinstance(split, Natural) else ""
+                "; min_examples = 2 leaves such clients out"
+                if isinstance(split, NaturalSplit)
+                else ""
             )
             raise DataError(
                 f"client {names[poor[0]]} has {sizes[poor[0]]} example(s), and needs two: one to "
@@ -192,7 +194,7 @@ class Dataset:
             )
         return names, _Owned(used[kept], owner), _Owned(used[out], owner)
 
-    def _deal_both(
+    def _assign_both(
         self, split: Split, fraction: float, rng: np.random.Generator
     ) -> tuple[tuple[str, ...], "_Owned", "_Owned"]:
         """A training set and a test set, dealt out in the same proportions."""
@@ -201,13 +203,13 @@ class Dataset:
         if test is None:
             test = held_out(everything.y, np.zeros(len(self.y), int), fraction, rng)
         owner = np.full(len(self.y), -1)
-        if isinstance(split, Natural):
+        if isinstance(split, NaturalSplit):
             # The rows say both whose they are and what they are for.
-            owner, names = split.deal(everything, rng)
+            owner, names = split.assign(everything, rng)
             _require_all(names, owner[~test], "training")
         else:
             rows, held = self._labeled(~test), self._labeled(test)
-            owner[~test], names = split.deal(rows, rng)
+            owner[~test], names = split.assign(rows, rng)
             _require_all(names, owner[~test], "training")
             counts = label_counts(rows.y, owner[~test], len(names), rows.classes or 1)
             owner[test] = by_counts(held.y, alike(counts, held.have, rng), rng)

@@ -178,7 +178,7 @@ class Federation:
         )
 
     @classmethod
-    def told(
+    def remote(
         cls,
         names: Sequence[str],
         train: Sequence[int],
@@ -264,6 +264,14 @@ class Federation:
             (a, hashlib.sha256(a.data.cast("B") if a.size else b"").hexdigest()) for a in arrays
         )
 
+    def scaled(self, x: AnyArray, client: int) -> np.ndarray:
+        """A client's inputs as a model sees them, given as they were before any scaling."""
+        return np.asarray(x) if self.scaling is None else self.scaling(x, client)
+
+    def named_outputs(self, outputs: Shaped[np.ndarray, "examples ..."]) -> np.ndarray:
+        """What a model's outputs say, in the words or the unit of the data (`named_outputs`)."""
+        return named_outputs(outputs, self.labels, self.target)
+
     @property
     def clients(self) -> int:
         """How many clients there are."""
@@ -288,6 +296,18 @@ class Federation:
     def example_type(self) -> np.dtype[Any]:
         """The type of inputs as a model sees them."""
         return np.dtype(np.float32) if self.scaling is not None else self.train.x.dtype
+
+
+def named_outputs(
+    outputs: Shaped[np.ndarray, "examples ..."],
+    labels: tuple[str, ...] | None,
+    target: tuple[float, float],
+) -> np.ndarray:
+    """The names of the most likely classes, or a regression's targets in their own unit."""
+    if labels is None:
+        return np.asarray(outputs.reshape(len(outputs)) * target[1] + target[0])
+    names = np.array(labels, dtype=object)
+    return np.asarray(names[outputs.argmax(axis=1)], dtype=str)
 
 
 def joined_checksum(arrays: Iterable[tuple[AnyArray, str]]) -> str:

@@ -13,16 +13,16 @@ import tomli_w
 
 from perfed.core.errors import ConfigError
 from perfed.data import SOURCES, Federation, data_settings
-from perfed.federation.server.clients import Clients, Say
-from perfed.federation.server.plan import PLAN, Plan, check_federated
+from perfed.federation.protocol.rules import check_federated
+from perfed.federation.server.clients import ClientManager, Log
+from perfed.federation.server.plan import PLAN, FederationPlan
 from perfed.federation.server.serve import Server
 from perfed.federation.transport.keys import ServerKeys, make_keys
 from perfed.federation.transport.processes import Program
-from perfed.runs.config import Config, overridden, read_toml
+from perfed.runs.config import Config, overridden, read_toml, without_none
 from perfed.runs.files import write_whole
-from perfed.runs.recording import without_none
 from perfed.simulation.hosts import free_port
-from perfed.training.trainer import Progress, Result
+from perfed.training import Progress, Result
 
 TRIAL: Final = "trial"
 
@@ -33,7 +33,7 @@ class Trial:
     """A federation of processes on this machine, each client with a file and a key of its own.
 
     Attributes:
-        folder: the run's; `trial/` in it has the clients' files, keys, homes and logs.
+        folder: the run's; `trial/` in it has the clients' files, keys, folders and logs.
         config: the configuration that clients and the server run.
         names: the clients.
     """
@@ -63,17 +63,17 @@ class Trial:
 
     def run(
         self,
-        say: Say,
+        log: Log,
         on_progress: Callable[[Progress], None] | None = None,
-        on_clients: Callable[[Clients], None] = lambda _: None,
+        on_clients: Callable[[ClientManager], None] = lambda _: None,
     ) -> Result:
         """Start the clients' processes, serve, and stop them."""
         keys = ServerKeys.read(self.folder / TRIAL / "keys" / "server")
         port = free_port()
-        Plan.begun(self.config, self.folder, len(self.names), tuple(keys.clients))
+        FederationPlan.begun(self.config, self.folder, len(self.names), tuple(keys.clients))
         with self._members(port):
             server = Server(self.folder, "127.0.0.1", port, keys, trial=True)
-            return server.run(say, on_progress, on_clients)
+            return server.run(log, on_progress, on_clients)
 
     @contextmanager
     def _members(self, port: int) -> Iterator[list[Program]]:
@@ -87,7 +87,7 @@ class Trial:
                 arguments = [
                     "join", "--server", f"127.0.0.1:{port}",
                     "--data", str(place / "data" / f"{name}.npz"),
-                    "--home", str(place / "homes" / name),
+                    "--client-dir", str(place / "clients" / name),
                     "--keys", str(place / "keys" / "clients" / name),
                 ]  # fmt: skip
                 log = place / f"{name}.log"

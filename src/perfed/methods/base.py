@@ -1,111 +1,147 @@
-"""What a federated method is: a few small pure functions, called by every engine alike."""
+"""The contract of a federated method: a few small pure functions, called by every engine alike.
+
+A round is always the same sentence. The server broadcasts the shared parameters, and `broadcast`;
+each client of the cohort makes a `local_update` on its own data; the update pipeline carries what
+changed; `server_update` takes the mean. A client that wants its own model calls `personalize`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Real
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from perfed.core.errors import require, require_count
-from perfed.core.objective import Batch, BatchSize, Objective, Params
+from perfed.core.objective import BatchSize, Objective
+from perfed.core.trees import Params, Path, tree_add
+from perfed.methods.settings import check_settings, settings_tree
 
-Memory: TypeAlias = Any  # a pytree of arrays, or None
+ClientState: TypeAlias = Any  # a pytree of arrays, or None
+ServerState: TypeAlias = Any
+Extra: TypeAlias = Any
 
 
-class Turn(NamedTuple):
-    """What the server tells every client of a round beside the model.
+class RoundContext(NamedTuple):
+    """What a client, or the server, knows of the round it is in.
 
     Attributes:
         round: the round's number, 0 for the first (k in Per-FedAvg, t in pFedMe).
-        key: randomness the whole cohort shares in this round.
+        key: its own randomness in this round.
+        cohort_key: randomness that the whole cohort shares in this round.
+        cohort: how many clients take part in a round.
+        clients: how many clients there are.
     """
 
     round: Int[Array, ""]
     key: PRNGKeyArray
+    cohort_key: PRNGKeyArray
+    cohort: int
+    clients: int
 
 
-class Reply(NamedTuple):
-    """What a client's turn ends with: `w` and `iterate` are sent, `memory` stays with it.
+class Received(NamedTuple):
+    """What a client has when its local update begins.
 
     Attributes:
-        w: the client's local model.
-        memory: what the client keeps for its next turn.
-        iterate: a second model for the server, where a method was asked for one.
+        params: the whole model: the leaves that the server sent, and the client's personal ones.
+        extra: what else the server broadcasts (`Method.broadcast`).
     """
 
-    w: Params
-    memory: Memory
-    iterate: Params | None = None
+    params: Params
+    extra: Extra = None
+
+
+class LocalUpdate(NamedTuple):
+    """What a client ends with.
+
+    Attributes:
+        params: its local model. Of shared leaves the server gets the difference to those it sent;
+            personal leaves stay with the client.
+        client_state: what the client keeps for its next round.
+        extra: what is sent beside the difference, a tree of floats.
+    """
+
+    params: Params
+    client_state: ClientState = None
+    extra: Extra = None
 
 
 class Method(ABC):
-    """A frozen dataclass of hyperparameters with the four functions of a federated method."""
+    """A federated method: a frozen dataclass made by the decorator `method`.
 
-    name: ClassVar[str]
-    # The settings that are only ever reckoned with, never branched on: runs that differ in nothing
-    # else are computed together.
-    rates: ClassVar[tuple[str, ...]] = ()
-    # Whether anything is sent between server and clients at all.
-    sends: ClassVar[bool] = True
-    # Whether clients send an iterate, too; a method that can has this as a setting.
-    send_iterate: bool = False
+    What a method does not say has a default that makes it FedAvg's.
+    """
+
+    name: ClassVar[str] = ""
+    # Whether the server's model means something by itself. Where leaves are personal it does not.
+    has_global_model: ClassVar[bool] = True
+    # Settings that are step sizes of local updates, which the sharpest curvature limits.
+    step_sizes: ClassVar[tuple[str, ...]] = ()
+    # The setting that counts the steps of a local update.
+    local_steps: ClassVar[str] = ""
+    # Settings of `personalize`: its step size, and how many steps it takes.
+    adapt_step_size: ClassVar[str] = ""
+    adapt_work: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         self.check()
 
-    @abstractmethod
-    def check(self) -> None:
-        """Raise `FieldError` if a hyperparameter makes no sense."""
+    def check(self) -> None:  # noqa: B027
+        """Raise `FieldError` for settings that are invalid together; types are checked already."""
+
+    def is_shared(self, path: Path) -> bool:
+        """Whether the leaf at this place is the server's too; if not, it never leaves a client."""
+        return True
+
+    def init_client_state(self, params: Params) -> ClientState:
+        """What a client keeps before its first round, given the first model."""
+        return None
+
+    def init_server_state(self, params: Params) -> ServerState:
+        """What the server keeps beside the shared parameters, given the first of those."""
+        return None
+
+    def broadcast(self, server_state: ServerState) -> Extra:
+        """What the server sends beside the shared parameters, a tree of floats; None: nothing."""
+        return None
 
     @abstractmethod
-    def first_memory(self, w: Params) -> Memory:
-        """What a client remembers before its first turn; None if it never remembers anything."""
+    def local_update(
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
+    ) -> LocalUpdate:
+        """One client's work in a round."""
 
-    @abstractmethod
-    def local(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
-    ) -> Reply:
-        """One client's turn, started from the server's model w."""
+    def server_update(
+        self,
+        params: Params,
+        server_state: ServerState,
+        mean_delta: Params,
+        mean_extra: Extra,
+        context: RoundContext,
+    ) -> tuple[Params, ServerState]:
+        """The server's next parameters and state, from means over the cohort.
 
-    @abstractmethod
-    def gradients(self, size: int) -> int:
-        """How many gradients of one example a turn takes, for a client of so many examples."""
+        By default the mean delta is added.
+        """
+        return tree_add(params, mean_delta), server_state
 
-    @abstractmethod
-    def merge(self, w: Params, mean_change: Params) -> Params:
-        """The server's next model, from the mean over the cohort of (local model - w)."""
-
-    @abstractmethod
     def personalize(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
     ) -> Params:
-        """The client's own model, from the server's model w and its own data."""
+        """The client's own model: by default the one that it has received."""
+        return received.params
 
-    # What these check may be None where a field's type allows it.
-
-    def _positive(self, *fields: str) -> None:
-        for field, value in self._given(fields):
-            real = isinstance(value, Real) and not isinstance(value, bool)
-            valid = real and 0 < float(value) < float("inf")
-            require(valid, field, value, "must be a number greater than 0")
-
-    def _count(self, *fields: str) -> None:
-        for field, value in self._given(fields):
-            require_count(field, value)
-
-    def _batch_size(self, *fields: str) -> None:
-        for field, value in self._given(fields):
-            if isinstance(value, str):
-                allowed = 'must be a whole number, or "full" for all of the client\'s data'
-                require(value == "full", field, value, allowed)
-            else:
-                require_count(field, value)
-
-    def _given(self, fields: tuple[str, ...]) -> list[tuple[str, Any]]:
-        return [(f, value) for f in fields if (value := getattr(self, f)) is not None]
+    def gradients(self, size: int) -> int:
+        """How many gradients of one example a local update takes, for a client of so many."""
+        return int(getattr(self, self.local_steps, 1)) * examples(getattr(self, "batch", 1), size)
 
 
 def examples(batch: BatchSize, size: int) -> int:
@@ -113,55 +149,19 @@ def examples(batch: BatchSize, size: int) -> int:
     return size if isinstance(batch, str) else batch
 
 
-def descend(w: Params, rate: float | Array, direction: Params) -> Params:
-    """W - rate * direction."""
-    return jax.tree.map(lambda a, d: (a - rate * d).astype(a.dtype), w, direction)
+_Class = TypeVar("_Class", bound=Method)
 
 
-def change(new: Params, old: Params) -> Params:
-    """New - old."""
-    return jax.tree.map(jnp.subtract, new, old)
+@dataclass_transform(frozen_default=True)
+def method(name: str) -> Callable[[type[_Class]], type[_Class]]:
+    """Make a class a method with a name: a frozen dataclass and a pytree (`settings_tree`).
 
+    Each of its settings becomes a key of `[method]` in the configuration.
+    """
 
-def changed(w: Params, by: Params) -> Params:
-    """W + by."""
-    return jax.tree.map(jnp.add, w, by)
+    def decorated(cls: type[_Class]) -> type[_Class]:
+        made = settings_tree(cls)
+        made.name = name
+        return made
 
-
-def take_steps(
-    step: Callable[[Params, Any], Params],
-    w: Params,
-    batches: Any,
-    steps: int,
-    pick: Int[Array, ""] | None = None,
-) -> tuple[Params, Params | None]:
-    """Repeat w <- step(w, batches[t]), t = 0..steps-1; also give the iterate before step `pick`."""
-
-    def body(
-        carry: tuple[Params, Params | None], t_and_batch: tuple[Int[Array, ""], Any]
-    ) -> tuple[tuple[Params, Params | None], None]:
-        w, picked = carry
-        t, batch = t_and_batch
-        if pick is not None:
-            picked = jax.tree.map(lambda new, old: jnp.where(t == pick, new, old), w, picked)
-        return (step(w, batch), picked), None
-
-    start = (w, None if pick is None else w)
-    (w, picked), _ = jax.lax.scan(body, start, (jnp.arange(steps), batches))
-    return w, picked
-
-
-def sgd(
-    objective: Objective,
-    w: Params,
-    rate: float | Array,
-    steps: int,
-    batch: BatchSize,
-    key: PRNGKeyArray,
-) -> Params:
-    """Steps w <- w - rate grad f_i(w; D) on the client's own data, each on a fresh batch D."""
-
-    def step(w: Params, d: Batch) -> Params:
-        return descend(w, rate, objective.grad(w, d))
-
-    return take_steps(step, w, objective.batches(key, steps, batch), steps)[0]
+    return decorated

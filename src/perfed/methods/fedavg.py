@@ -1,73 +1,73 @@
-"""FedAvg: local SGD and averaging; "FedAvg + update" when a client adapts the result to itself."""
+"""FedAvg (McMahan et al., AISTATS 2017); "FedAvg + update" when a client adapts the result."""
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
-from jaxtyping import Array, PRNGKeyArray
-
-from perfed.core.objective import BatchSize, Objective, Params
-from perfed.methods.base import Memory, Method, Reply, Turn, changed, examples, sgd
+from perfed.core.objective import BatchSize, Objective
+from perfed.core.trees import Params
+from perfed.methods.base import ClientState, LocalUpdate, Method, Received, RoundContext, method
+from perfed.methods.optimizers import SGD, Optimizer
+from perfed.methods.schedules import Constant, Schedule
+from perfed.methods.settings import Rate
+from perfed.methods.steps import local_sgd
 
 
 @final
-@dataclass(frozen=True)
+@method("fedavg")
 class FedAvg(Method):
-    """FedAvg, as the papers' baseline.
+    """Local SGD and averaging: the papers' baseline.
 
     Attributes:
-        lr: the local learning rate.
-        tau: local SGD steps a round.
-        batch: examples a step.
-        diminishing: in round k (from 0) the rate is lr / (k tau + 1): FedPAQ's Theorem 1 with
-            lr = 4 / mu.
-        alpha: the step size of the update that makes the personalized model; None: that of the
-            local steps, in the round that comes next where they diminish.
+        lr: the local step size.
+        tau: local steps per round.
+        batch: examples per step.
+        optimizer: the rule of local steps; its state begins anew in every round.
+        schedule: how the step size changes from round to round; `Harmonic` with lr = 4 / mu is
+            that of FedPAQ's Theorem 1.
+        alpha: the step size of the update that makes the personalized model; None: that of local
+            steps in the round that comes next.
         adapt_steps: how many such steps.
-        adapt_batch: examples an adaptation step.
+        adapt_batch: examples per adaptation step.
     """
 
-    name: ClassVar[str] = "fedavg"
-    rates: ClassVar[tuple[str, ...]] = ("lr", "alpha")
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
+    local_steps: ClassVar[str] = "tau"
+    adapt_step_size: ClassVar[str] = "alpha"
+    adapt_work: ClassVar[str] = "adapt_steps"
 
-    lr: float = 0.02
+    lr: Rate = 0.02
     tau: int = 10
     batch: BatchSize = 20
-    diminishing: bool = False
-    alpha: float | None = None
+    optimizer: Optimizer = SGD()
+    schedule: Schedule = Constant()
+    alpha: Rate | None = None
     adapt_steps: int = 1
     adapt_batch: BatchSize = "full"
 
-    def check(self) -> None:
-        """Positive rates and counts."""
-        self._positive("lr", "alpha")
-        self._count("tau", "adapt_steps")
-        self._batch_size("batch", "adapt_batch")
-
-    def first_memory(self, w: Params) -> Memory:
-        """Nothing is remembered."""
-        return None
-
-    def local(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
-    ) -> Reply:
+    def local_update(
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
+    ) -> LocalUpdate:
         """Tau steps w <- w - lr grad f_i(w; D_t)."""
-        return Reply(sgd(objective, w, self._rate(turn), self.tau, self.batch, key), memory)
-
-    def gradients(self, size: int) -> int:
-        """Tau * batch."""
-        return self.tau * examples(self.batch, size)
-
-    def merge(self, w: Params, mean_change: Params) -> Params:
-        """The average of the local models."""
-        return changed(w, mean_change)
+        lr = self.schedule(self.lr, context.round, self.tau)
+        return LocalUpdate(
+            local_sgd(
+                objective, received.params, lr, self.tau, self.batch, context.key, self.optimizer
+            )
+        )
 
     def personalize(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
     ) -> Params:
-        """FedAvg + update: gradient steps on own data, started from w."""
-        alpha = self._rate(turn) if self.alpha is None else self.alpha
-        return sgd(objective, w, alpha, self.adapt_steps, self.adapt_batch, key)
-
-    def _rate(self, turn: Turn) -> float | Array:
-        """The local step size in a round."""
-        return self.lr / (turn.round * self.tau + 1) if self.diminishing else self.lr
+        """FedAvg + update: gradient steps on own data, started from the global model."""
+        lr = self.schedule(self.lr, context.round, self.tau)
+        alpha = lr if self.alpha is None else self.alpha
+        return local_sgd(
+            objective, received.params, alpha, self.adapt_steps, self.adapt_batch, context.key
+        )

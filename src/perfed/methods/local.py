@@ -1,63 +1,57 @@
 """Local: no federation. Each client trains alone; the baseline every federation has to beat."""
 
-from dataclasses import dataclass
 from typing import ClassVar, final
 
-from jaxtyping import PRNGKeyArray
-
-from perfed.core.objective import BatchSize, Objective, Params
-from perfed.methods.base import Memory, Method, Reply, Turn, examples, sgd
+from perfed.core.objective import BatchSize, Objective
+from perfed.core.trees import Path
+from perfed.methods.base import ClientState, LocalUpdate, Method, Received, RoundContext, method
+from perfed.methods.optimizers import SGD, Optimizer
+from perfed.methods.schedules import Constant, Schedule
+from perfed.methods.settings import Rate
+from perfed.methods.steps import local_sgd
 
 
 @final
-@dataclass(frozen=True)
+@method("local")
 class Local(Method):
-    """SGD on own data, from the common first model; the global model never moves.
+    """SGD on own data, from the common first model: every leaf is personal, and nothing is sent.
 
     As with any method, the clients of a round's cohort train: for clients that never wait for
     anybody, take all of them as the cohort.
 
     Attributes:
-        lr: the learning rate.
-        tau: SGD steps a round.
-        batch: examples a step.
+        lr: the step size.
+        tau: steps per round.
+        batch: examples per step.
+        optimizer: the rule of steps; its state begins anew in every round.
+        schedule: how the step size changes from round to round.
     """
 
-    name: ClassVar[str] = "local"
-    rates: ClassVar[tuple[str, ...]] = ("lr",)
-    sends: ClassVar[bool] = False
+    has_global_model: ClassVar[bool] = False
+    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
+    local_steps: ClassVar[str] = "tau"
 
-    lr: float = 0.02
+    lr: Rate = 0.02
     tau: int = 10
     batch: BatchSize = 20
+    optimizer: Optimizer = SGD()
+    schedule: Schedule = Constant()
 
-    def check(self) -> None:
-        """Positive rates and counts."""
-        self._positive("lr")
-        self._count("tau")
-        self._batch_size("batch")
+    def is_shared(self, path: Path) -> bool:
+        """No leaf is."""
+        return False
 
-    def first_memory(self, w: Params) -> Memory:
-        """A client keeps its own model."""
-        return w
-
-    def local(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
-    ) -> Reply:
-        """Tau more SGD steps on the client's own model; the server gets its w back unchanged."""
-        own = sgd(objective, memory, self.lr, self.tau, self.batch, key)
-        return Reply(w, memory=own)
-
-    def gradients(self, size: int) -> int:
-        """Tau * batch."""
-        return self.tau * examples(self.batch, size)
-
-    def merge(self, w: Params, mean_change: Params) -> Params:
-        """Nothing is learned together."""
-        return w
-
-    def personalize(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
-    ) -> Params:
-        """The client's own model."""
-        return memory
+    def local_update(
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
+    ) -> LocalUpdate:
+        """Tau more steps on the client's own model."""
+        lr = self.schedule(self.lr, context.round, self.tau)
+        return LocalUpdate(
+            local_sgd(
+                objective, received.params, lr, self.tau, self.batch, context.key, self.optimizer
+            )
+        )

@@ -6,16 +6,26 @@ is the Moreau envelope of f_i, by local gradient steps on F_i and a server that 
 Three vectors, never to be confused: the global w, the client's local w_i, its personal theta_i.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int
 
-from perfed.core.errors import require_choice
-from perfed.core.objective import Batch, BatchSize, Objective, Params, squared_norm
-from perfed.methods.base import Memory, Method, Reply, Turn, change, descend, examples
+from perfed.core.objective import Batch, BatchSize, Objective
+from perfed.core.trees import Params, sgd_step, squared_norm, tree_sub
+from perfed.methods.base import (
+    ClientState,
+    Extra,
+    LocalUpdate,
+    Method,
+    Received,
+    RoundContext,
+    ServerState,
+    examples,
+    method,
+)
+from perfed.methods.settings import Rate
 
 Solver = Literal["gd", "nesterov"]
 InnerStart = Literal["received", "local", "kept"]
@@ -23,85 +33,93 @@ _Pair = tuple[Params, Params]
 
 
 @final
-@dataclass(frozen=True)
+@method("pfedme")
 class PFedMe(Method):
     """pFedMe, Algorithm 1.
 
     Attributes:
         lam: lambda, how strongly a personal model is held to the local one.
         eta: the step size of the local rounds.
-        local_rounds: R, local rounds a global one.
+        local_rounds: R, local rounds per global one.
         inner_solver: gradient descent or Nesterov's accelerated one, for the inner problem (7). The
             two are one where inner_lr * lam >= 1, which leaves no room for momentum.
-        inner_steps: K, inner steps a local round; with `nu`, their limit: give it room.
+        inner_steps: K, inner steps per local round; with `nu`, their limit: give it room.
         inner_lr: the step size of the inner solver.
         nu: stop the inner solver once |grad h|^2 <= nu (8); None: always take K steps.
         inner_start: where theta starts. `received`: at the received w, then on from the last theta
             (the authors' code); `local`: at the current w_i in each local round; `kept`: at the
-            theta kept from the client's last turn (a variant: Algorithm 1 has every client work in
+            theta kept from the client's last round (a variant: Algorithm 1 has every client work in
             every round, here the theta of those not sampled waits).
         beta: the server's mixing: w <- (1 - beta) w + beta mean(w_i).
-        batch: examples a local round.
+        batch: examples per local round.
     """
 
-    name: ClassVar[str] = "pfedme"
-    rates: ClassVar[tuple[str, ...]] = ("lam", "eta", "inner_lr", "nu", "beta")
+    local_steps: ClassVar[str] = "local_rounds"
+    adapt_work: ClassVar[str] = "local_rounds"
 
-    lam: float = 15.0
-    eta: float = 0.01
+    lam: Rate = 15.0
+    eta: Rate = 0.01
     local_rounds: int = 20
     inner_solver: Solver = "gd"
     inner_steps: int = 5
-    inner_lr: float = 0.01
-    nu: float | None = None
+    inner_lr: Rate = 0.01
+    nu: Rate | None = None
     inner_start: InnerStart = "received"
-    beta: float = 1.0
+    beta: Rate = 1.0
     batch: BatchSize = 20
 
-    def check(self) -> None:
-        """Positive rates and counts; beta = 0 would freeze the global model for ever."""
-        self._positive("lam", "eta", "inner_lr", "beta", "nu")
-        self._count("local_rounds", "inner_steps")
-        self._batch_size("batch")
-        require_choice("inner_solver", self.inner_solver, get_args(Solver))
-        require_choice("inner_start", self.inner_start, get_args(InnerStart))
+    def init_client_state(self, params: Params) -> ClientState:
+        """A client keeps its theta; before its first round that is the first global model."""
+        return params
 
-    def first_memory(self, w: Params) -> Memory:
-        """A client keeps its theta; before its first turn that is the first global model."""
-        return w
-
-    def local(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
-    ) -> Reply:
+    def local_update(
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
+    ) -> LocalUpdate:
         """Lines 5-8: R local rounds from w. Sends w_i and keeps theta_i."""
+        w = received.params
 
         def local_round(carry: _Pair, d: Batch) -> tuple[_Pair, None]:
             w_i, theta = carry
             start = w_i if self.inner_start == "local" else theta
             theta = self.prox(objective, w_i, start, d)
             gradient = jax.tree.map(lambda a, b: self.lam * (a - b), w_i, theta)  # (6)
-            return (descend(w_i, self.eta, gradient), theta), None
+            return (sgd_step(w_i, self.eta, gradient), theta), None
 
-        first_theta = memory if self.inner_start == "kept" else w
-        batches = objective.batches(key, self.local_rounds, self.batch)
+        first_theta = client_state if self.inner_start == "kept" else w
+        batches = objective.batches(context.key, self.local_rounds, self.batch)
         (w_i, theta), _ = jax.lax.scan(
             local_round, (w, first_theta), batches, length=self.local_rounds
         )
-        return Reply(w_i, memory=theta)
+        return LocalUpdate(w_i, client_state=theta)
+
+    def server_update(
+        self,
+        params: Params,
+        server_state: ServerState,
+        mean_delta: Params,
+        mean_extra: Extra,
+        context: RoundContext,
+    ) -> tuple[Params, ServerState]:
+        """Line 10: (1 - beta) w + beta mean(w_i)."""
+        return sgd_step(params, -self.beta, mean_delta), server_state
+
+    def personalize(
+        self,
+        objective: Objective,
+        received: Received,
+        client_state: ClientState,
+        context: RoundContext,
+    ) -> Params:
+        """The theta_i at the end of the R local rounds started from w."""
+        return self.local_update(objective, received, client_state, context).client_state
 
     def gradients(self, size: int) -> int:
         """R K times the batch; with `nu`, at most."""
         return self.local_rounds * self.inner_steps * examples(self.batch, size)
-
-    def merge(self, w: Params, mean_change: Params) -> Params:
-        """Line 10: (1 - beta) w + beta mean(w_i)."""
-        return descend(w, -self.beta, mean_change)
-
-    def personalize(
-        self, objective: Objective, w: Params, memory: Memory, turn: Turn, key: PRNGKeyArray
-    ) -> Params:
-        """The theta_i at the end of the R local rounds started from w."""
-        return self.local(objective, w, memory, turn, key).memory
 
     def prox(self, objective: Objective, w_i: Params, start: Params, d: Batch) -> Params:
         """Line 7: approximately minimize h(theta) = f_i(theta; D) + (lam/2) |theta - w_i|^2."""
@@ -117,8 +135,8 @@ class PFedMe(Method):
         accelerated = self.inner_solver == "nesterov"
 
         def inner_step(theta: Params, ahead: Params, g: Params) -> tuple[Params, Params]:
-            new = descend(ahead, self.inner_lr, g)
-            return new, descend(new, -momentum, change(new, theta)) if accelerated else new
+            new = sgd_step(ahead, self.inner_lr, g)
+            return new, sgd_step(new, -momentum, tree_sub(new, theta)) if accelerated else new
 
         def step(_: Int[Array, ""], carry: tuple[Params, Params]) -> tuple[Params, Params]:
             theta, ahead = carry

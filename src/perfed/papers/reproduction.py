@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, final, get_args
 
 from perfed.core.errors import ConfigError, require_choice
-from perfed.evaluation.evaluator import AdaptOn, ModelKind
+from perfed.evaluation import ModelKind
 from perfed.runs.batch import Entry
 from perfed.runs.config import Config, overridden
 
@@ -46,7 +46,7 @@ class Protocol(NamedTuple):
     """
 
     name: str
-    adapt_on: AdaptOn | None
+    adapt_on: str | None
     take: Take
     printed: bool
 

@@ -11,17 +11,17 @@ from jaxtyping import Float
 
 from perfed.core.errors import ConfigError, DivergedError
 from perfed.data import Federation
-from perfed.evaluation.evaluator import ERRORS, Evaluator
+from perfed.evaluation import ERRORS, SimulationEvaluator
 from perfed.papers.reproduction import Claim, Column, Printed, Protocol, Reproduction, Row
 from perfed.runs.adapt import load_model
-from perfed.runs.batch import Data, Entry, data_of, record_entries
+from perfed.runs.batch import Data, Entry, data_of, record_batch
 from perfed.runs.config import Config
 from perfed.runs.files import read_json, write_whole
 from perfed.runs.recording import recorded_config
 from perfed.runs.run_dir import MODEL, SUMMARY
 from perfed.runs.statistics import Spread, over_seeds
 from perfed.runs.summary import summary_bytes
-from perfed.training.trainer import Progress
+from perfed.training import Progress
 
 _CHOICE = "reproduction.json"
 
@@ -321,7 +321,7 @@ def reproduce(
             _check_settings(entry)
         else:
             data_of(Config.checked(entry.values), data)
-    failures = record_entries(entries, on_progress, say, data)
+    failures = record_batch(entries, on_progress, say, data)
     for protocol in what.protocols:
         if protocol.adapt_on is not None:
             _rescore(what, seeds, folder, protocol, say, data)
@@ -402,14 +402,15 @@ def _scores(
     for place in places:
         config = recorded_config(place)
         engine = config.build(federation)
-        start = engine.start()
+        start = engine.init()
         round = start.round + config.rounds
         engines.append(engine)
-        states.append(start._replace(w=load_model(place / MODEL).params, round=round))
+        params, _ = engine.experiment.divided(load_model(place / MODEL).params)
+        states.append(start._replace(params=params, round=round))
     assert protocol.adapt_on is not None
-    evaluators = [Evaluator(engine, protocol.adapt_on) for engine in engines]
+    evaluators = [SimulationEvaluator(engine, protocol.adapt_on) for engine in engines]
     found: list[dict[str, Any]] = []
-    for evaluation in evaluators[0].score_all(evaluators, states):
+    for evaluation in evaluators[0].evaluate_runs(evaluators, states):
         if isinstance(evaluation, DivergedError):
             raise evaluation
         found.append(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfed.core.errors import DataError
-from perfed.evaluation.evaluator import ERRORS, ModelKind
+from perfed.evaluation import ERRORS, ModelKind
 from perfed.runs.run_dir import RecordedRun
 from perfed.runs.statistics import Spread, over_seeds
 
@@ -25,7 +25,7 @@ SCORE_NAMES = {
 
 # What a curve can be drawn against, in this order; only "round" and those recorded are offered.
 AXIS_NAMES = {
-    "round": "Rounds",
+    "round": "Engine",
     "uplink_bytes": "Sent by clients",
     "simulated_seconds": "Simulated time",
     "seconds": "Real time",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from perfed.evaluation.evaluator import ERRORS
+from perfed.evaluation import ERRORS
 from perfed.report.groups import (
     AXIS_NAMES,
     KIND_NAMES,
@@ -21,7 +21,7 @@ from perfed.runs.statistics import Spread
 NOTHING = "\N{EN DASH}"
 
 
-class Cell(NamedTuple):
+class HeadlineCell(NamedTuple):
     """A number as text, half its interval (None: one seed), and whether it is the best."""
 
     mean: str
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
     best: bool = False
 
 
-class Column(NamedTuple):
+class HeadlineColumn(NamedTuple):
     """A column: the heading it shares with its neighbors ("": none), and its own."""
 
     over: str
@@ -48,10 +48,10 @@ class Headline:
         rows: the cells.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[HeadlineColumn, ...]
     labels: tuple[str, ...]
     seeds: tuple[int, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[HeadlineCell, ...], ...]
 
 
 def headline(groups: Sequence[Group], score: str | None = None) -> Headline:
@@ -59,11 +59,11 @@ def headline(groups: Sequence[Group], score: str | None = None) -> Headline:
     score = score or groups[0].scores[0]
     scale, less = score_scale(score), score in ERRORS
     show = _score_text(score)
-    columns: list[Column] = []
-    cells: list[list[Cell]] = []
+    columns: list[HeadlineColumn] = []
+    cells: list[list[HeadlineCell]] = []
     for kind in KINDS:
         for statistic, name in statistics(score).items():
-            columns.append(Column(f"{KIND_NAMES[kind]} model", name))
+            columns.append(HeadlineColumn(f"{KIND_NAMES[kind]} model", name))
             spreads = [g.last(kind, score, statistic) for g in groups]
             cells.append(_cells(spreads, scale, show, less, always=True))
     for cost in list(AXIS_NAMES)[1:]:
@@ -71,7 +71,7 @@ def headline(groups: Sequence[Group], score: str | None = None) -> Headline:
         known = [float(c.mean) for c in costs if c is not None]
         if known:
             divide, suffix = unit(cost, max(known))
-            columns.append(Column("", f"{AXIS_NAMES[cost]} ({suffix})"))
+            columns.append(HeadlineColumn("", f"{AXIS_NAMES[cost]} ({suffix})"))
             cells.append(_cells(costs, 1 / divide, _cost_text, True))
     return Headline(
         tuple(columns),
@@ -132,7 +132,7 @@ def _cells(
     show: Callable[[float], str],
     less: bool,
     always: bool = False,
-) -> list[Cell]:
+) -> list[HeadlineCell]:
     """A column; with something to beat, the best is bold, and so is what reads the same."""
     means = [math.nan if s is None else float(s.mean) * scale for s in spreads]
     known = [m for m in means if math.isfinite(m)]
@@ -145,7 +145,7 @@ def _cells(
         # Bytes are often the same for all seeds: then an interval of no width says nothing.
         wide = math.isfinite(half) and (always or half > 0)
         interval = _like(show(mean), half) if wide else None
-        cells.append(Cell(show(mean), interval, best is not None and show(mean) == best))
+        cells.append(HeadlineCell(show(mean), interval, best is not None and show(mean) == best))
     return cells
 
 

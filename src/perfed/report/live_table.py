@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from perfed.training.trainer import Progress
+from perfed.training import Progress
 
 _STYLES: Final = {
     "answered": "green", "asked": "cyan", "here": "green", "late": "bold yellow",
@@ -23,7 +23,7 @@ _STYLES: Final = {
 
 
 @final
-class Board:
+class LiveTable:
     """Shows a federation while it runs, and keeps a log of what happened.
 
     On a terminal the clients are a table that is kept up to date; elsewhere there are lines only.
@@ -54,10 +54,10 @@ class Board:
             self._write(f"ended: {type(error).__name__}: {error}")
 
     def watch(self, clients: Any) -> None:
-        """These are the clients: `seats` by name, each with what it is doing."""
+        """These are the clients: `statuses` by name, each with what it is doing."""
         self._clients = clients
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """An event: shown, and written to the log."""
         self._write(line)
         self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {escape(line)}", soft_wrap=True)
@@ -78,16 +78,16 @@ class Board:
         if self._clients is None:
             return Text("starting", style="dim")
         table = Table("client", "", "rounds", "sent", "received", "", box=None, pad_edge=False)
-        for name, seat in list(self._clients.seats.items()):
-            since = time.monotonic() - seat.since
-            style = _STYLES.get(seat.doing, "")
+        for name, status in list(self._clients.statuses.items()):
+            since = time.monotonic() - status.since
+            style = _STYLES.get(status.activity, "")
             table.add_row(
                 escape(name),
-                Text(f"{seat.doing} {since:.0f} s", style=style),
-                str(seat.rounds),
-                decimal(seat.uplink_bytes),
-                decimal(seat.downlink_bytes),
-                Text(seat.fault[:60], style="red"),
+                Text(f"{status.activity} {since:.0f} s", style=style),
+                str(status.rounds),
+                decimal(status.uplink_bytes),
+                decimal(status.downlink_bytes),
+                Text(status.fault[:60], style="red"),
             )
         if self._progress is None:
             return Group(table)

@@ -151,7 +151,7 @@ def _facts(groups: Sequence[Group]) -> str:
         "Labels": "" if first.labels is None else f"{len(first.labels):,}",
         "Held-out examples": f"{int(first.sizes.sum()):,}",
         "Model": str(first.config.get("model", {}).get("name", "")),
-        "Rounds": " or ".join(f"{n:,}" for n in sorted({int(g.rounds[-1]) for g in groups})),
+        "Engine": " or ".join(f"{n:,}" for n in sorted({int(g.rounds[-1]) for g in groups})),
         "Methods": str(len(groups)),
         "Seeds": " or ".join(map(str, sorted({g.seeds for g in groups}))),
     }

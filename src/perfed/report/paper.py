@@ -25,7 +25,7 @@ from perfed.report.groups import (
     score_scale,
     score_word,
 )
-from perfed.report.headline import Cell, Headline, caption, headline
+from perfed.report.headline import Headline, HeadlineCell, caption, headline
 from perfed.runs.run_dir import RecordedRun
 
 # Told apart by color-blind eyes; markers say the same without color.
@@ -155,7 +155,7 @@ def _heading(table: Headline, i: int) -> str:
     return f"{over.removesuffix(' model').lower()}: {name}" if over else name
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: HeadlineCell) -> str:
     mean = f"**{cell.mean}**" if cell.best else cell.mean
     return mean if cell.half is None else f"{mean} ± {cell.half}"
 
@@ -178,7 +178,7 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: HeadlineCell) -> str:
     mean = _latex(cell.mean)
     half = "" if cell.half is None else f" $\\pm$ {cell.half}"
     return (f"\\textbf{{{mean}}}" if cell.best else mean) + half

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
-from perfed.evaluation.evaluator import ERRORS
+from perfed.evaluation import ERRORS
 from perfed.papers.reproduction import Column, Printed, Protocol, Row
 from perfed.papers.results import Cell, Curve, Results, scale_of
 from perfed.report.groups import AXIS_NAMES, score_name, unit

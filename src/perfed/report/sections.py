@@ -20,7 +20,7 @@ from perfed.report.groups import (
     score_word,
     unit,
 )
-from perfed.report.headline import NOTHING, Cell, Headline, caption, headline, shown
+from perfed.report.headline import NOTHING, Headline, HeadlineCell, caption, headline, shown
 from perfed.report.markup import escaped
 from perfed.report.theory_text import bound_line, number, verdict
 from perfed.runs.run_dir import RecordedRun
@@ -30,7 +30,7 @@ _ROWS = 25
 _NAMED = 10
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A part of the page: where links to it lead, its heading, and what is in it."""
 
     at: str
@@ -44,7 +44,7 @@ class Section(NamedTuple):
         )
 
 
-def headline_section(groups: Sequence[Group]) -> Section:
+def headline_section(groups: Sequence[Group]) -> PageSection:
     """The last round in numbers."""
     scores = groups[0].scores
     others = "\n".join(
@@ -54,7 +54,7 @@ def headline_section(groups: Sequence[Group]) -> Section:
     )
     more = f"<details><summary>Other scores</summary>\n{others}\n</details>" if others else ""
     table = _headline_table(headline(groups), caption(groups))
-    return Section("results", "Results", f"{table}\n{more}")
+    return PageSection("results", "Results", f"{table}\n{more}")
 
 
 def _headline_table(table: Headline, told: str) -> str:
@@ -100,14 +100,14 @@ def _starting(starts: bool) -> str:
     return ' class="starts"' if starts else ""
 
 
-def _cell(cell: Cell, starts: bool) -> str:
+def _cell(cell: HeadlineCell, starts: bool) -> str:
     classes = " ".join(["starts"] * starts + ["best"] * cell.best)
     mean = f'<strong>{cell.mean}</strong><span class="unseen"> (best)</span>'
     half = "" if cell.half is None else f" <small>± {cell.half}</small>"
     return f'<td class="{classes}">{mean if cell.best else cell.mean}{half}</td>'
 
 
-def curve_section(groups: Sequence[Group]) -> Section:
+def curve_section(groups: Sequence[Group]) -> PageSection:
     """Scores as training goes on."""
     scores = {score: score_name(score) for score in groups[0].scores}
     kinds = {"personalized": "Personalized", "global": "Global", "both": "Both"}
@@ -138,7 +138,7 @@ def curve_section(groups: Sequence[Group]) -> Section:
     if missing and len(missing) < len(groups):
         told.append(f"No simulated time: {', '.join(missing)}.")
     told.append("Both: dashed lines are global models.")
-    return Section(
+    return PageSection(
         "training",
         "Training curves",
         f"""<div class="controls">{controls}</div>
@@ -171,7 +171,7 @@ def _curve_table(groups: Sequence[Group]) -> str:
     return markup.details("The curves as a table", markup.table(("Method", *headings), rows, told))
 
 
-def distribution_section(groups: Sequence[Group]) -> Section:
+def distribution_section(groups: Sequence[Group]) -> PageSection:
     """Scores over clients."""
     score = groups[0].scores[0]
     controls = markup.select(
@@ -194,7 +194,7 @@ def distribution_section(groups: Sequence[Group]) -> Section:
             rows.append((group.label, KIND_NAMES[kind], *cells))
     headings = ("Method", "Model", "least", "p10", "p25", "median", "p75", "p90", "most")
     table = markup.table(headings, rows, f"{score_name(score)} over clients after the last round.")
-    return Section(
+    return PageSection(
         "clients",
         "Clients",
         f"""<div class="controls">{controls}</div>
@@ -208,7 +208,7 @@ def distribution_section(groups: Sequence[Group]) -> Section:
     )
 
 
-def gain_section(groups: Sequence[Group]) -> Section:
+def gain_section(groups: Sequence[Group]) -> PageSection:
     """What personalizing brings each client."""
     score = groups[0].scores[0]
     gains = [group.gain() for group in groups]
@@ -241,7 +241,7 @@ def gain_section(groups: Sequence[Group]) -> Section:
     headings = ("Method", "Client", *(KIND_NAMES[kind] for kind in KINDS), "Gain")
     table = markup.table(headings, rows, f"{which}, after the last round.", left=2)
     said = {f"line{i}": f"{line}." for i, line in enumerate(lines)}
-    return Section(
+    return PageSection(
         "gains",
         "Who gains by personalizing",
         f"""<div class="controls">{controls}</div>
@@ -253,7 +253,7 @@ def gain_section(groups: Sequence[Group]) -> Section:
     )
 
 
-def label_section(run: RecordedRun) -> Section | None:
+def label_section(run: RecordedRun) -> PageSection | None:
     """Who has which labels; None for a regression."""
     counts = run.train_counts
     if run.labels is None or not counts.any():
@@ -282,14 +282,14 @@ def label_section(run: RecordedRun) -> Section | None:
     chart = markup.chart(
         "labels", "Clients by labels", f"{said} {told}", {"label": f"Clients by labels. {said}"}
     )
-    return Section(
+    return PageSection(
         "labels-of-clients",
         "Labels of the clients",
         f"{chart}\n{markup.details('As a table', table)}",
     )
 
 
-def time_section(groups: Sequence[Group]) -> Section | None:
+def time_section(groups: Sequence[Group]) -> PageSection | None:
     """What the time was spent on; None if nobody kept it."""
     timings = [group.timing() for group in groups]
     parts = list(dict.fromkeys(part for timing in timings for part in timing))
@@ -312,7 +312,7 @@ def time_section(groups: Sequence[Group]) -> Section | None:
     chart = markup.chart(
         "timing", "Stacked bars: seconds by part", told, {"parts": json.dumps(parts)}
     )
-    return Section(
+    return PageSection(
         "time",
         "Where the time went",
         f'<ul class="legend" aria-label="Parts">{keys}</ul>\n{chart}\n'
@@ -320,14 +320,14 @@ def time_section(groups: Sequence[Group]) -> Section | None:
     )
 
 
-def theory_section(groups: Sequence[Group]) -> Section | None:
+def theory_section(groups: Sequence[Group]) -> PageSection | None:
     """What `perfed diagnose` found of the runs, where it was asked."""
     parts = []
     for group in groups:
         for run in group.runs:
             if run.theory is not None:
                 parts.append(_theory_of(f"{group.label}, seed {run.config['seed']}", run.theory))
-    return Section("theory", "Theory", "\n".join(parts)) if parts else None
+    return PageSection("theory", "Theory", "\n".join(parts)) if parts else None
 
 
 def _theory_of(name: str, theory: Mapping[str, Any]) -> str:
@@ -356,7 +356,7 @@ def _theory_of(name: str, theory: Mapping[str, Any]) -> str:
     return f"{conditions}\n{markup.details('Constants and bounds', ''.join(tables))}"
 
 
-def settings_section(groups: Sequence[Group]) -> Section:
+def settings_section(groups: Sequence[Group]) -> PageSection:
     """Every setting, and what differs."""
     columns = {group.label: _joined(flat(run.config) for run in group.runs) for group in groups}
     tick = (
@@ -379,21 +379,21 @@ def settings_section(groups: Sequence[Group]) -> Section:
         for scale, name in [unit("seconds", seconds)]
         for divided in [seconds / scale]
     ]
-    headings = ("Method", "Seed", "Rounds", "Real time", "Folder")
+    headings = ("Method", "Seed", "Engine", "Real time", "Folder")
     listed = markup.details(
         "The runs", markup.table(headings, runs, "The runs in this report.", left=1)
     )
     table = _settings_table("settings", columns, "Every setting, defaults included.")
-    return Section("settings-of-runs", "Settings", f"{tick}\n{table}\n{listed}")
+    return PageSection("settings-of-runs", "Settings", f"{tick}\n{table}\n{listed}")
 
 
-def environment_section(groups: Sequence[Group]) -> Section:
+def environment_section(groups: Sequence[Group]) -> PageSection:
     """Versions, devices, code and data."""
     columns = {
         group.label: _joined(flat(run.environment) for run in group.runs) for group in groups
     }
     table = _settings_table("environment", columns, "What the runs depended on beside settings.")
-    return Section("environment-of-runs", "Environment", table)
+    return PageSection("environment-of-runs", "Environment", table)
 
 
 def _settings_table(at: str, columns: Mapping[str, Mapping[str, str]], told: str) -> str:

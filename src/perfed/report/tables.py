@@ -11,10 +11,10 @@ from rich.table import Table
 from perfed.data.describe import Description
 from perfed.report.theory_text import number, verdict
 from perfed.runs.adapt import Adapted
-from perfed.runs.comparison import Row
-from perfed.runs.sweep import Line
+from perfed.runs.comparison import ComparisonRow
+from perfed.runs.sweep import SweepLine
 from perfed.theory.advice import Advice
-from perfed.training.trainer import Result
+from perfed.training import Result
 
 _STATISTICS = {
     "mean": "mean",
@@ -28,7 +28,7 @@ _STATISTICS = {
 
 def result_table(result: Result) -> Table:
     """One run: both model kinds' scores over the clients."""
-    some, everyone = result.scorer.clients, result.setup.federation.clients
+    some, everyone = result.evaluator.clients, result.experiment.federation.clients
     whose = "all clients" if some is None else f"{len(some):,} of {everyone:,} clients, at random"
     table = _table(f"{result.method.name}, round {result.rounds}, held-out data of {whose}")
     table.add_column("model")
@@ -89,7 +89,7 @@ def advice_table(advice: Advice) -> Table:
     return table
 
 
-def comparison_table(rows: Sequence[Row]) -> Table:
+def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
     """All methods side by side, with what each gains over FedAvg and over Local."""
     score = next(iter(rows[0].scores.values))
     in_percent = score == "accuracy"
@@ -141,7 +141,7 @@ def adapted_table(adapted: Adapted) -> Table:
     return table
 
 
-def sweep_table(lines: Sequence[Line], seeds: int) -> Table:
+def sweep_table(lines: Sequence[SweepLine], seeds: int) -> Table:
     """What a sweep came to."""
     table = _table(f"Personalized models, mean over clients and {seeds} seed(s), 95 % intervals")
     table.add_column("point")

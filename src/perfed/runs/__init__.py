@@ -1,6 +1,5 @@
-"""Experiments: typed configuration, whole runs, and what they leave behind."""
+"""Runs: typed configuration, run folders, sweeps, and what is done with a trained model."""
 
 from perfed.runs.config import Config
-from perfed.training.trainer import Progress, Result, run, simulate
 
-__all__ = ["Config", "Progress", "Result", "run", "simulate"]
+__all__ = ["Config"]

@@ -1,27 +1,24 @@
 """A client that was not there: a trained model fitted to its own data, offline."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
+from perfed.core.errors import DataError, DivergedError, require, require_count
+from perfed.core.objective import Examples, Objective, Task
+from perfed.core.trees import Params, all_finite, combine, partition
 from perfed.data import Dataset, Scaling
 from perfed.data.files import one_client
 from perfed.data.splits import LEAST, held_out
-from perfed.core.errors import DataError, DivergedError, require, require_count
-from perfed.evaluation.evaluator import scores_of
-from perfed.runs.config import built_method, built_model
+from perfed.evaluation.metrics import named_scores
+from perfed.methods import Method, Received, RoundContext
+from perfed.runs.config import build_method, build_model
 from perfed.runs.saved_model import SavedModel, Uses, read_model
-from perfed.methods import Method
-from perfed.methods.base import Turn
-from perfed.core.objective import Examples, Objective, Params, Task
-from perfed.simulation.experiment import all_finite
-
-# What `steps` means to each method: how long it works on a client's own data.
-_STEPS = {"fedavg": "adapt_steps", "per-fedavg": "adapt_steps", "pfedme": "local_rounds"}
 
 
 @final
@@ -48,7 +45,8 @@ def load_model(path: Path) -> SavedModel:
     """A model from its file, ready to predict or to adapt."""
     return read_model(
         path,
-        lambda uses: built_model(uses.model, uses.shape, uses.outputs, uses.vocabulary),
+        lambda uses: build_model(uses.model, uses.shape, uses.outputs, uses.vocabulary),
+        lambda uses: build_method(uses.method, uses.rounds),
     )
 
 
@@ -87,7 +85,8 @@ def adapt(
         seed: of the rows that are held out, and of the batches.
     """
     uses = model.uses
-    method = _with_steps(built_method(uses.method, uses.rounds), uses.method["name"], steps)
+    method = build_method(uses.method, uses.rounds)
+    method = _with_steps(method, model.is_shared(method), steps)
     require(0 < test_fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
     require(0 <= seed < 2**31, "seed", seed, "must be between 0 and 2^31 - 1")
     if len(pool.y) < LEAST:
@@ -104,19 +103,16 @@ def adapt(
     y = y.astype(np.int32 if uses.labels is not None else np.float32)
     task = Task(model.model, uses.model.get("l2", 0.0))
     own, test = (_objective(task, pool.x[rows], y[rows], scaling) for rows in (~out, out))
-    key = jax.random.key(seed)
-    turn = Turn(jnp.int32(uses.rounds), jax.random.fold_in(key, 1))
-    w = model.params
-    personalize = jax.jit(lambda w: method.personalize(own, w, method.first_memory(w), turn, key))
-    theta = personalize(w)
+    start = model.params
+    theta = _personalized(method, model, own, jax.random.key(seed))
 
     def scores(params: Params) -> dict[str, float]:
         measure = test.measure(params)
         targets = None if uses.labels is not None else [y[out]]
-        named = scores_of(np.array([measure.score], np.float64), targets, model.target[1])
+        named = named_scores(np.array([measure.score], np.float64), targets, model.target[1])
         return {k: float(v[0]) for k, v in named.items()} | {"loss": float(measure.loss)}
 
-    before, after = scores(w), scores(theta)
+    before, after = scores(start), scores(theta)
     if not (all_finite(theta) and np.isfinite(after["loss"])):
         raise DivergedError(
             f"{uses.method['name']} diverged on this client's data: the adapted model is not "
@@ -134,13 +130,39 @@ def _objective(task: Task, x: np.ndarray, y: np.ndarray, scaling: Scaling | None
     return Objective(task, Examples(jnp.asarray(x), jnp.asarray(y), 0, len(y), arrays))
 
 
-def _with_steps(method: Method, name: str, steps: int | None) -> Method:
-    field = _STEPS.get(method.name)
-    if field is None:
-        raise DataError(f"{name} learns no common model, so there is nothing to adapt")
+def _personalized(method: Method, model: SavedModel, own: Objective, key: PRNGKeyArray) -> Params:
+    """The model of a client that was not there, as its method makes it.
+
+    Where leaves are personal the client first trains its own, which nobody has yet, by a local
+    update from the shared ones.
+    """
+    shared = model.is_shared(method)
+    context = RoundContext(jnp.int32(model.uses.rounds), key, jax.random.fold_in(key, 1), 1, 1)
+
+    def personalize(received: Received) -> Params:
+        state = method.init_client_state(received.params)
+        if not all(shared):
+            update = method.local_update(own, received, state, context)
+            common, _ = partition(received.params, shared)
+            _, own_leaves = partition(update.params, shared)
+            received = received._replace(params=combine(common, own_leaves))
+            state = update.client_state
+        return method.personalize(own, received, state, context)
+
+    return jax.jit(personalize)(Received(model.params, model.extra))
+
+
+def _with_steps(method: Method, shared: tuple[bool, ...], steps: int | None) -> Method:
+    """The method with so many steps on the client's own data."""
+    if not any(shared):
+        raise DataError(f"{method.name} learns no common model, so there is nothing to adapt")
     if steps is None:
         return method
     require_count("steps", steps)
-    assert field in {f.name for f in fields(method)}  # type: ignore[arg-type]
-    changed: Any = replace(method, **{field: steps})  # type: ignore[type-var]
-    return changed  # type: ignore[no-any-return]
+    field = method.adapt_work or ("" if all(shared) else method.local_steps)
+    if not field:
+        raise DataError(
+            f"steps: {method.name} does not adapt its model to a client; leave --steps out"
+        )
+    changed: Method = replace(method, **{field: steps})  # type: ignore[type-var]
+    return changed

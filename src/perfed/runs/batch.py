@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfed.data import Federation
 from perfed.core.errors import ConfigError, DataError, FieldError
+from perfed.data import Federation
 from perfed.runs import run_dir
 from perfed.runs.config import Config
-from perfed.runs.recording import Recording, record
-from perfed.training.trainer import Progress
+from perfed.runs.recording import Recording, record_all
+from perfed.training import Progress
 
 # What was read, or why it could not be, by what says where it is.
 Data = dict[str, Federation | Exception]
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     Attributes:
         name: what it is called.
         folder: where it is recorded.
-        values: its configuration, as a file would say it.
+        values: its configuration, as a file would log it.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Entry(NamedTuple):
         return (self.folder / run_dir.SUMMARY).exists()
 
 
-def record_entries(
+def record_batch(
     entries: Sequence[Entry],
     on_progress: Callable[[str, Progress], None],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     data: Data | None = None,
 ) -> dict[str, str]:
     """Record all that are not finished; why some failed, by name.
@@ -48,7 +48,7 @@ def record_entries(
     Args:
         entries: the runs.
         on_progress: told how far one of them has come, by name, with how many beside it.
-        say: told what a user should know.
+        log: told what a user should know.
         data: what has been read already (`data_of`).
     """
     failures: dict[str, str] = {}
@@ -58,7 +58,7 @@ def record_entries(
 
     def fail(name: str, error: Exception) -> None:
         failures[name] = str(error)
-        say(f"{name} failed: {error}")
+        log(f"{name} failed: {error}")
 
     for entry in entries:
         if entry.finished:
@@ -67,7 +67,7 @@ def record_entries(
             config = Config.checked(entry.values)
             read = data_of(config, data)
             if (entry.folder / run_dir.CONFIG).exists():
-                recordings.append(Recording.take_up(entry.folder, config, read))
+                recordings.append(Recording.resume(entry.folder, config, read))
             else:
                 recordings.append(Recording.begin(config, entry.folder, read))
             names[entry.folder] = entry.name
@@ -82,7 +82,7 @@ def record_entries(
         if error is not None:
             fail(names[recording.folder], error)
 
-    record(recordings, show, say, end)
+    record_all(recordings, show, log, end)
     return failures
 
 

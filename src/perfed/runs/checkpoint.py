@@ -18,10 +18,11 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from perfed.core.errors import ConfigError, require, require_count
-from perfed.evaluation.evaluator import Evaluation, Scores, score_order
+from perfed.evaluation import Evaluation, Scores
+from perfed.evaluation.metrics import score_order
 from perfed.runs.files import write_whole
-from perfed.training.trainer import Course
-from perfed.simulation import State, Traffic
+from perfed.simulation import EngineState, Traffic
+from perfed.training import TrainState
 
 _MARK = b"perfed-checkpoint-1 "
 _ENDING = ".checkpoint"
@@ -71,17 +72,17 @@ class Checkpoints:
         waited = time.monotonic() - self._last_time
         return by_rounds or (self.minutes is not None and waited >= 60 * self.minutes)
 
-    def write(self, course: Course, leads: bool = True) -> Path:
+    def write(self, state: TrainState, is_first: bool = True) -> Path:
         """Write one now, and remove those that are too many; or note that another process does."""
-        path = self.folder / f"round-{course.round:09d}{_ENDING}"
-        self._last_round, self._last_time = course.round, time.monotonic()
-        if leads:
-            self._write(path, course)
+        path = self.folder / f"round-{state.round:09d}{_ENDING}"
+        self._last_round, self._last_time = state.round, time.monotonic()
+        if is_first:
+            self._write(path, state)
         return path
 
-    def _write(self, path: Path, course: Course) -> None:
+    def _write(self, path: Path, state: TrainState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        payload = _packed(course, self.config)
+        payload = _packed(state, self.config)
         digest = hashlib.sha256(payload).hexdigest().encode()
         write_whole(path, _MARK + digest + b"\n" + payload)
         for old in self._files()[self.keep :]:
@@ -93,11 +94,11 @@ class Checkpoints:
         """The rounds there are checkpoints of."""
         return [_round_of(path) for path in self._files()]
 
-    def latest(self, say: Callable[[str], None], at_most: int | None = None) -> bytes | None:
+    def latest(self, log: Callable[[str], None], at_most: int | None = None) -> bytes | None:
         """The contents of the last whole one; None if there is none.
 
         Args:
-            say: told of every damaged file on the way.
+            log: told of every damaged file on the way.
             at_most: those of later rounds are passed over.
         """
         for path in self._files():
@@ -106,19 +107,19 @@ class Checkpoints:
             head, _, payload = path.read_bytes().partition(b"\n")
             if head == _MARK + hashlib.sha256(payload).hexdigest().encode():
                 return payload
-            say(f"{path.name} is damaged: its checksum does not fit; using the one before")
+            log(f"{path.name} is damaged: its checksum does not fit; using the one before")
         return None
 
-    def course(self, contents: bytes, start: State) -> Course:
+    def read(self, contents: bytes, start: EngineState) -> TrainState:
         """Where the run stood, from the contents of a checkpoint.
 
         Args:
             contents: those of a whole one (`latest`).
             start: the run's first state, for its structure.
         """
-        course = _unpacked(contents, start, self.config)
-        self._last_round, self._last_time = course.round, time.monotonic()
-        return course
+        state = _unpacked(contents, start, self.config)
+        self._last_round, self._last_time = state.round, time.monotonic()
+        return state
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob(f"round-*{_ENDING}"), reverse=True)
@@ -129,45 +130,45 @@ def _round_of(path: Path) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def _packed(course: Course, config: dict[str, Any]) -> bytes:
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(course.state)]
+def _packed(state: TrainState, config: dict[str, Any]) -> bytes:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.engine)]
     # Bytes and a list of types, for types of float that a file format may not know.
     tensors = {f"state.{i}": np.frombuffer(a.tobytes(), np.uint8) for i, a in enumerate(leaves)}
-    tensors |= {f"traffic.{k}": v for k, v in course.traffic._asdict().items()}
-    tensors["history.round"] = np.array([e.round for e in course.history])
-    for kind, scores in course.history[0].scores.items():
+    tensors |= {f"traffic.{k}": v for k, v in state.traffic._asdict().items()}
+    tensors["history.round"] = np.array([e.round for e in state.history])
+    for kind, scores in state.history[0].scores.items():
         tensors["history.sizes"] = scores.sizes
         for name in scores.values:
             tensors[f"history.{kind}.{name}"] = np.stack(
-                [e.scores[kind].values[name] for e in course.history]
+                [e.scores[kind].values[name] for e in state.history]
             )
     facts = {
         "types": [str(a.dtype) for a in leaves],
         "shapes": [list(a.shape) for a in leaves],
         "config": config,
-        "marks": list(course.marks),
-        "timing": course.timing,
+        "marks": list(state.marks),
+        "timing": state.timing,
     }
     return save(
         {k: np.ascontiguousarray(v) for k, v in tensors.items()}, {"facts": json.dumps(facts)}
     )
 
 
-def _unpacked(payload: bytes, like: State, config: dict[str, Any]) -> Course:
+def _unpacked(payload: bytes, like: EngineState, config: dict[str, Any]) -> TrainState:
     tensors = load(payload)
     size = int.from_bytes(payload[:8], "little")
     facts = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["facts"])
     differing = _differences(facts["config"], config)
     if differing:
         raise ConfigError(
-            "\n".join(f"{d}: the run cannot be taken up with another setting" for d in differing)
+            "\n".join(f"{d}: the run cannot be resumed with another setting" for d in differing)
         )
     if len(facts["types"]) != len(jax.tree.leaves(like)):
-        aside = len(facts["types"]) < len(jax.tree.leaves(like))
-        engine, place = ("streamed", "on disk") if aside else ("vectorized", "in memory")
+        stored = len(facts["types"]) < len(jax.tree.leaves(like))
+        name, place = ("streamed", "on disk") if stored else ("vectorized", "in memory")
         raise ConfigError(
             f"engine.name: what clients keep is {place} in this run, so it goes on with the engine "
-            f'"{engine}" only'
+            f'"{name}" only'
         )
     leaves = [
         jnp.asarray(tensors[f"state.{i}"].view(jnp.dtype(kind)).reshape(shape))
@@ -194,8 +195,8 @@ def _unpacked(payload: bytes, like: State, config: dict[str, Any]) -> Course:
         for i, round in enumerate(tensors["history.round"])
     )
     traffic = Traffic(*(tensors[f"traffic.{name}"] for name in Traffic._fields))
-    state: State = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return Course(state, history, (traffic,), tuple(facts["marks"]), facts["timing"])
+    engine: EngineState = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return TrainState(engine, history, (traffic,), tuple(facts["marks"]), facts["timing"])
 
 
 def _headline_first(item: tuple[str, Any]) -> tuple[bool, bool, str]:

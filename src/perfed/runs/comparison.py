@@ -6,10 +6,10 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from perfed.core.errors import ConfigError
-from perfed.evaluation.evaluator import ModelKind, Scores
+from perfed.evaluation import ModelKind, Scores
 from perfed.runs.config import Config, overridden
-from perfed.training.trainer import Progress, Result
-from perfed.simulation import Engine
+from perfed.simulation import Simulator
+from perfed.training import Progress, Result
 
 
 class Compared(NamedTuple):
@@ -17,10 +17,10 @@ class Compared(NamedTuple):
 
     rows: dict[str, ModelKind]
     config: Config
-    engine: Engine
+    engine: Simulator
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     """One line of the comparison."""
 
     label: str
@@ -43,7 +43,7 @@ def comparison(overrides: Sequence[str] = (), **fixed: Any) -> list[Compared]:
     configs = []
     for entry in runs:
         config = Config.checked(shared | {"method": entry["method"]})
-        everyone = {"cohort": config.data.clients} if entry.get("everyone") else {}
+        everyone = {"cohort": config.data.settings()["clients"]} if entry.get("everyone") else {}
         configs.append(config.model_copy(update=everyone))
     federation = configs[0].scored(configs[0].build_federation())
     return [
@@ -63,9 +63,12 @@ def compare(
             if on_progress is not None:
                 on_progress(label, progress)
 
-        yield entry, entry.config.run(entry.engine, report)
+        yield entry, entry.config.train(entry.engine, report)
 
 
-def rows_of(entry: Compared, result: Result) -> list[Row]:
+def rows_of(entry: Compared, result: Result) -> list[ComparisonRow]:
     """The lines one run gives."""
-    return [Row(label, result.scores[kind], result.seconds) for label, kind in entry.rows.items()]
+    return [
+        ComparisonRow(label, result.scores[kind], result.seconds)
+        for label, kind in entry.rows.items()
+    ]

@@ -8,43 +8,44 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Self, final
 
-import jax
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, SerializeAsAny, Strict
 
-from perfed.pipeline.codecs import Codec, Float32
+from perfed.core.errors import ConfigError, DataError, FieldError
+from perfed.core.objective import Model, Precision, Sampling, Task, check_precision
+from perfed.core.trees import tree_size
 from perfed.data import Federation, prepare
 from perfed.data.catalog import settings_of
-from perfed.core.errors import ConfigError, DataError, FieldError
-from perfed.evaluation.evaluator import AdaptOn
-from perfed.runs.config_errors import faults
-from perfed.runs.presets import FROM_RUN, RECIPES, Recipe, recipe_of
+from perfed.evaluation import check_adapt_on
+from perfed.methods import Method
+from perfed.models import MODELS
+from perfed.pipeline import Pipeline
+from perfed.pipeline.codecs import Codec, Float32
+from perfed.runs.config_errors import Errors, read_data, read_kind, read_section
+from perfed.runs.presets import PRESETS, Preset, preset_of
 from perfed.runs.sections import (
+    CODEC,
+    FROM_DATA,
+    METHOD,
+    MODEL,
+    STAGE,
+    WHOLE_CODEC,
     EngineSection,
     FederationSection,
     NetworkSection,
     OutputSection,
     Section,
     build_codec,
-    choice,
-    codec_choice,
-    data_choice,
 )
-from perfed.training.trainer import Progress, Result, run
-from perfed.methods import METHODS, Method
-from perfed.models import MODELS
-from perfed.core.objective import Model, Precision, Sampling, Task, check_precision
-from perfed.simulation import Engine, Network, Setup, Weighting
+from perfed.simulation import Experiment, Network, Simulator, Weighting
+from perfed.training import OnProgress, Result, Run, Trainer, TrainOptions
 
-# What a model takes from the data; the rest of its settings are the user's.
-_FROM_DATA = ("inputs", "image", "classes", "symbols")
-
-_L2 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_FLOAT32 = {"name": "float32"}
 
 
 class DataPart(Section):
     """What says where the data come from."""
 
-    data: data_choice()  # type: ignore[valid-type]
+    data: SerializeAsAny[Section]
 
     def prepare_data(self) -> Callable[[], Federation]:
         """What reads the data, its settings checked already."""
@@ -62,16 +63,14 @@ class DataPart(Section):
 class DataConfig(DataPart):
     """`[data]` alone, of a file that may hold more: enough to look at the data."""
 
-    model_config = ConfigDict(extra="ignore")
-
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
         """Read a TOML file, then apply `section.key=value` overrides."""
-        values = overridden(read_toml(path), overrides)
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError("\n".join(faults(error, values, cls))) from None
+        errors: Errors = []
+        data = read_data(overridden(read_toml(path), overrides).get("data"), errors)
+        if data is None:
+            raise ConfigError("\n".join(errors))
+        return cls(data=data)
 
 
 @final
@@ -83,15 +82,17 @@ class Config(DataPart):
     cohort: int = Field(default=10, ge=1)
     eval_every: int | None = Field(default=None, ge=1)
     eval_clients: int | None = Field(default=None, ge=1)
-    score_training: bool = False
-    adapt_on: AdaptOn = "train"
+    eval_training: bool = False
+    adapt_on: str = "train"
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
     precision: Precision = "float32"
+    personal: Annotated[tuple[str, ...], Strict(False)] = ()
     validation: float | None = Field(default=None, gt=0, lt=1)
-    model: choice("name", MODELS, skip=_FROM_DATA, l2=(_L2, 0.0))  # type: ignore[valid-type]
-    method: choice("name", METHODS | RECIPES, skip=FROM_RUN)  # type: ignore[valid-type]
-    codec: codec_choice() = Field({"name": "float32"}, validate_default=True)  # type: ignore[valid-type]
+    model: SerializeAsAny[Section]
+    method: SerializeAsAny[Section]
+    codec: SerializeAsAny[Section]
+    pipeline: tuple[SerializeAsAny[Section], ...] | None = None
     network: NetworkSection | None = None
     output: OutputSection = OutputSection()
     engine: EngineSection = EngineSection()
@@ -104,62 +105,95 @@ class Config(DataPart):
 
     @classmethod
     def checked(cls, values: dict[str, Any]) -> Self:
-        """A valid configuration, or a `ConfigError` that lists every fault."""
-        if isinstance(codec := values.get("codec"), dict) and "name" not in codec:
-            values = values | {"codec": {"name": "float32"} | codec}  # a downlink alone
-        try:
-            config = cls.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError("\n".join(faults(error, values, cls))) from None
-        cohort = config.build_recipe().cohort
+        """A valid configuration, or a `ConfigError` that lists every invalid setting."""
+        errors: Errors = []
+        codec = values.get("codec", _FLOAT32)
+        if isinstance(codec, dict) and "name" not in codec:
+            codec = _FLOAT32 | codec  # a downlink alone
+        read = {"data": read_data(values.get("data"), errors)}
+        rest_errors: Errors = []
+        read["model"] = read_kind(MODEL, values.get("model"), ["model"], rest_errors)
+        read["method"] = read_kind(METHOD, values.get("method"), ["method"], rest_errors)
+        read["codec"] = read_kind(CODEC, codec, ["codec"], rest_errors)
+        stages = _read_stages(values.get("pipeline"), rest_errors)
+        plain = {k: v for k, v in values.items() if k not in (*read, "pipeline")}
+        config: Self | None = read_section(
+            cls, plain | {k: v or Section() for k, v in read.items()} | stages, [], errors
+        )
+        if errors or rest_errors or config is None:
+            raise ConfigError("\n".join([*errors, *rest_errors]))
+        config._check_together()
+        return config
+
+    def _check_together(self) -> None:
+        """Raise unless settings fit each other, and the data can be read."""
+        cohort = self.build_preset().cohort
         with _naming():
-            check_precision(config.precision)
-        config.build_downlink()
-        config.prepare_data()
-        network = config.build_network(1)
-        clients = config.data.clients if "clients" in type(config.data).model_fields else None
+            check_precision(self.precision)
+            check_adapt_on(self.adapt_on)
+        self.build_downlink()
+        self.prepare_data()
+        network = self.build_network(1)
+        clients = self.data.settings().get("clients")
         if network is not None and clients is not None:
             with _naming("network"):
                 network.check(clients)
-        least = config.federation.minimum
+        least = self.federation.minimum
         if least is not None and least > cohort:
             raise ConfigError(
                 f"federation.minimum = {least}: must be between 1 and the cohort, {cohort}"
             )
         if clients is not None and cohort > clients:
-            field = "cohort" if cohort == config.cohort else "method.r"
+            field = "cohort" if cohort == self.cohort else "method.r"
             raise ConfigError(
                 f"{field} = {cohort}: must be between 1 and the number of clients, {clients}"
             )
-        return config
 
-    def build_recipe(self) -> Recipe:
-        """The method, how its changes are sent, and the cohort."""
-        settings = self.method.settings()
-        name = settings.pop("name")
-        if name in METHODS:
+    @property
+    def method_name(self) -> str:
+        """The name of the method, or of the preset."""
+        return str(self.method.settings()["name"])
+
+    def build_preset(self) -> Preset:
+        """The method, how its deltas travel, and the cohort."""
+        name = self.method_name
+        if name not in PRESETS:
             with _naming("method"):
-                method = METHODS[name](**settings)
-            with _naming("codec"):
-                return Recipe(method, build_codec(self.codec), self.cohort)
+                method = METHOD.build(self.method)
+            return Preset(method, self._build_pipeline(), self.cohort)
         with _naming("method"):
-            recipe = recipe_of(name, self.rounds, settings)
-        if build_codec(self.codec) not in (Float32(), recipe.codec):
+            preset = preset_of(name, self.rounds, self.method.settings())
+        plain = self.pipeline is None and not self.codec.settings()["error_feedback"]
+        with _naming("codec"):
+            own = build_codec(self.codec)
+        if not plain or own not in (Float32(), preset.pipeline.codec):
             raise ConfigError(
                 f"codec: {name} brings its own, with method.s levels; for another one use "
                 'method.name = "fedavg"'
             )
-        cohort = recipe.cohort or self.cohort
+        cohort = preset.cohort or self.cohort
         if "cohort" in self.model_fields_set and cohort != self.cohort:
             raise ConfigError(
                 f"method.r = {cohort}: cohort says {self.cohort}; give one of the two"
             )
-        return recipe._replace(cohort=cohort)
+        return preset._replace(cohort=cohort)
+
+    def _build_pipeline(self) -> Pipeline:
+        with _naming("codec"):
+            codec, feedback = build_codec(self.codec), self.codec.settings()["error_feedback"]
+        if self.pipeline is None:
+            return Pipeline.of(codec, feedback)
+        if feedback or codec != Float32():
+            raise ConfigError("codec: [[pipeline]] says how deltas travel; give one of the two")
+        with _naming("pipeline"):
+            return Pipeline(tuple(STAGE.build(stage) for stage in self.pipeline))
 
     def build_downlink(self) -> Codec:
         """How the server's model is sent."""
+        section = self.codec.settings().get("downlink")
         with _naming("codec", "downlink"):
-            return Float32() if self.codec.downlink is None else build_codec(self.codec.downlink)
+            codec: Codec = Float32() if section is None else WHOLE_CODEC.build(section)
+            return codec
 
     def build_network(self, parameters: int) -> Network | None:
         """What the run costs in time, for a model of so many parameters."""
@@ -169,7 +203,7 @@ class Config(DataPart):
     def build_model(self, federation: Federation) -> Model:
         """The model, fitted to the data's shape and classes."""
         with _naming("model"):
-            return built_model(
+            return build_model(
                 self.model.settings(),
                 federation.example_shape,
                 federation.outputs,
@@ -181,66 +215,81 @@ class Config(DataPart):
         # By no seed of the run's: like the held-out data, the part is the same for all seeds.
         return federation if self.validation is None else federation.validation(self.validation)
 
-    def build(self, federation: Federation | None = None, store: Path | None = None) -> Engine:
+    def build(self, federation: Federation | None = None, store: Path | None = None) -> Simulator:
         """The engine, ready to run.
 
         Args:
             federation: the data, if they are at hand already (`scored`).
             store: the folder for what clients keep, if it is not kept in memory.
         """
-        setup = self.build_setup(federation or self.scored(self.build_federation()))
+        experiment = self.build_experiment(federation or self.scored(self.build_federation()))
         with _naming("engine"):
-            return self.engine.build(setup, store)
+            return self.engine.build(experiment, store)
 
-    def build_setup(self, federation: Federation, cohort: int | None = None) -> Setup:
-        """What is run on these data; by another cohort where they are only some clients'."""
-        model, recipe = self.build_model(federation), self.build_recipe()
+    def build_experiment(self, federation: Federation, cohort: int | None = None) -> Experiment:
+        """What is trained on these data; by another cohort where they are only some clients'."""
+        model, preset = self.build_model(federation), self.build_preset()
+        l2 = self.model.settings()["l2"]
         with _naming():
-            return Setup(
+            return Experiment(
                 federation,
-                Task(model, self.model.l2, precision=self.precision),
-                recipe.method,
-                cohort or recipe.cohort,
+                Task(model, l2, precision=self.precision),
+                preset.method,
+                cohort or preset.cohort,
                 self.seed,
                 self.weighting,
                 self.sampling,
-                recipe.codec,
+                preset.pipeline,
                 self.build_downlink(),
+                self.personal,
             )
 
-    @property
-    def scored_every(self) -> int:
-        """Clients are scored every so many rounds; unless it is said, about ten times."""
-        return self.eval_every or max(1, self.rounds // 10)
+    def train_options(self, keep_models: bool = False) -> TrainOptions:
+        """How long to train, and how to score on the way; about ten times unless it is said."""
+        return TrainOptions(
+            self.rounds,
+            self.eval_every or max(1, self.rounds // 10),
+            self.eval_clients,
+            self.eval_training,
+            self.adapt_on,
+            keep_models and self.output.personal_models != "none",
+        )
 
-    def network_of(self, engine: Engine) -> Network | None:
-        """What the run costs in time on its engine."""
-        leaves = jax.tree.leaves(engine.setup.model_shape())
-        network = self.build_network(sum(leaf.size for leaf in leaves))
+    def network_of(self, experiment: Experiment) -> Network | None:
+        """What the run costs in time for its model."""
+        network = self.build_network(tree_size(experiment.model_shape))
         if network is not None:
             with _naming("network"):
-                network.check(engine.setup.federation.clients)
+                network.check(experiment.federation.clients)
         return network
 
-    def run(self, engine: Engine, on_progress: Callable[[Progress], None] | None = None) -> Result:
-        """The whole run on its engine."""
-        network = self.network_of(engine)
-        return run(
-            engine, self.rounds, self.scored_every, self.adapt_on, on_progress, network,
-            score_training=self.score_training, eval_clients=self.eval_clients,
-        )  # fmt: skip
+    def train(self, engine: Simulator, on_progress: OnProgress | None = None) -> Result:
+        """The whole run on its engine, without a folder."""
+        network = self.network_of(engine.experiment)
+        return Trainer(self.train_options(), on_progress).train(Run(engine, network=network))
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting, defaults included, and what a recipe stands for."""
-        recipe, values = self.build_recipe(), self.model_dump(mode="json")
-        values["cohort"] = recipe.cohort
-        if self.method.name in RECIPES:
-            settings = {k: v for k, v in vars(recipe.codec).items() if v is not None}
-            values["codec"] |= {"name": recipe.codec.name} | settings
+        """Every setting, defaults included, and what a preset stands for."""
+        preset, values = self.build_preset(), self.model_dump(mode="json")
+        values["cohort"] = preset.cohort
+        if self.method_name in PRESETS:
+            codec = preset.pipeline.codec
+            settings = {k: v for k, v in vars(codec).items() if v is not None}
+            values["codec"] |= {"name": codec.name} | settings
         return values
 
 
-def built_model(
+def _read_stages(values: Any, errors: Errors) -> dict[str, Any]:
+    if values is None:
+        return {}
+    if not isinstance(values, list):
+        errors.append("pipeline: must be a list of stages, each a [[pipeline]] section")
+        return {}
+    stages = [read_kind(STAGE, own, ["pipeline", str(i)], errors) for i, own in enumerate(values)]
+    return {"pipeline": tuple(stage for stage in stages if stage is not None)}
+
+
+def build_model(
     settings: dict[str, Any],
     shape: tuple[int, ...],
     outputs: int,
@@ -249,12 +298,9 @@ def built_model(
     """The model of a `[model]` section, for inputs of this shape and so many outputs."""
     name = settings["name"]
     kind = MODELS[name]
-    from_data: dict[str, Any] = {
-        "inputs": prod(shape),
-        "image": shape,
-        "classes": outputs,
-        "symbols": 0 if vocabulary is None else len(vocabulary),
-    }
+    from_data = dict(
+        zip(FROM_DATA, (prod(shape), shape, outputs, len(vocabulary or ())), strict=True)
+    )
     wanted = settings_of(kind)
     reading = "symbols" in wanted
     if reading != (vocabulary is not None):
@@ -273,13 +319,26 @@ def built_model(
     return kind(**given)
 
 
-def built_method(settings: dict[str, Any], rounds: int) -> Method:
+def build_method(settings: dict[str, Any], rounds: int) -> Method:
     """The method of a `[method]` section."""
-    settings = {k: v for k, v in settings.items() if v is not None}
-    name = settings.pop("name")
-    return (
-        METHODS[name](**settings) if name in METHODS else recipe_of(name, rounds, settings).method
-    )
+    errors: Errors = []
+    section = read_kind(METHOD, without_none(settings), ["method"], errors)
+    if section is None:
+        raise ConfigError("\n".join(errors))
+    name = section.settings()["name"]
+    if name in PRESETS:
+        return preset_of(name, rounds, section.settings()).method
+    method: Method = METHOD.build(section)
+    return method
+
+
+def without_none(value: Any) -> Any:
+    """A resolved configuration as a file would say it: what is None is left out."""
+    if isinstance(value, dict):
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [without_none(v) for v in value]
+    return value
 
 
 def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -1,59 +1,96 @@
-"""What is wrong with a configuration: the setting, its value, and what is allowed, in words."""
+"""Reading a configuration section by section; an invalid setting is named, with what is allowed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from perfed.data import SOURCES, SPLITS
+from perfed.data.catalog import SOURCES
+from perfed.data.splits import SPLITS
+from perfed.runs.sections import Kind, Section, data_section, data_split
 
-# Sections in which a first key (name, source) chooses among several.
-_CHOICES = ("data", "model", "method", "codec", "downlink", "inner")
+# What is wrong, one line per setting.
+Errors = list[str]
 
 
-def faults(error: ValidationError, values: dict[str, Any], config: type[BaseModel]) -> list[str]:
-    """One line for each setting at fault: its name, its value, and what is allowed."""
+def read_section(
+    section: type[BaseModel], values: Mapping[str, Any], place: Sequence[str], errors: Errors
+) -> Any:
+    """A section's settings; None if some are invalid, which is said in `errors`."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        errors += _lines(error, values, place, list(section.model_fields))
+        return None
+
+
+def read_kind(kind: Kind, values: Any, place: Sequence[str], errors: Errors) -> Section | None:
+    """A section of a kind, and the sections within it."""
+    if isinstance(values, str):
+        values = {kind.tag: values}
+    if (name := _tagged(kind.tag, kind.names(), values, place, errors)) is None:
+        return None
+    section = kind.section(name)
+    given, good = dict(values), True
+    for key, field in section.model_fields.items():
+        nested = key in kind.nested or isinstance(field.default, Section)
+        if nested and isinstance(given.get(key), str | dict):
+            inner = read_kind(kind.kind_of(name, key), given[key], [*place, key], errors)
+            good = good and inner is not None
+            given[key] = inner
+    found: Section | None = read_section(section, given, place, errors)
+    return found if good else None
+
+
+def read_data(values: Any, errors: Errors) -> Section | None:
+    """`[data]`, whose settings depend on its source and its split."""
+    if (source := _tagged("source", list(SOURCES), values, ["data"], errors)) is None:
+        return None
+    split = data_split(source, values)
+    if split is not None and split not in SPLITS:
+        errors.append(_unknown("data.split", split, list(SPLITS)))
+        return None
+    found: Section | None = read_section(data_section(source, split), values, ["data"], errors)
+    return found
+
+
+def _tagged(
+    tag: str, names: Sequence[str], values: Any, place: Sequence[str], errors: Errors
+) -> str | None:
+    """The name that a section gives; None if it gives none that there is."""
+    where = ".".join(place)
+    if values is None:
+        errors.append(f"{where}: is missing")
+    elif not isinstance(values, Mapping):
+        errors.append(f"{where} = {values!r}: must be a section")
+    elif tag not in values:
+        errors.append(f"{where}: must say its {tag}")
+    elif not isinstance(values[tag], str) or values[tag] not in names:
+        errors.append(_unknown(f"{where}.{tag}", values[tag], names))
+    else:
+        return str(values[tag])
+    return None
+
+
+def _unknown(where: str, value: Any, names: Sequence[str]) -> str:
+    near = get_close_matches(str(value), names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{where} = {value!r}: must be one of {', '.join(map(repr, names))}{hint}"
+
+
+def _lines(
+    error: ValidationError, values: Mapping[str, Any], place: Sequence[str], keys: Sequence[str]
+) -> Errors:
+    """One line for each invalid setting: its name, its value, and what is allowed."""
     reasons: dict[str, list[str]] = {}
-    for fault in error.errors():
-        path, keys = _place(fault, values, config)
-        value: Any = values
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        name = ".".join(path)
-        said = fault["type"] not in ("extra_forbidden", "missing", "union_tag_not_found")
-        subject = f"{name} = {value!r}" if said else name
-        reasons.setdefault(subject, []).append(_reason(fault, path[-1], keys))
+    for fault in error.errors(include_url=False):
+        key = str(fault["loc"][0]) if fault["loc"] else ""
+        name = ".".join([*place, key])
+        said = fault["type"] not in ("extra_forbidden", "missing")
+        subject = f"{name} = {values.get(key)!r}" if said else name
+        reasons.setdefault(subject, []).append(_reason(fault, key, keys))
     return [f"{subject}: {', or '.join(dict.fromkeys(r))}" for subject, r in reasons.items()]
-
-
-def _place(
-    fault: Any, values: dict[str, Any], config: type[BaseModel]
-) -> tuple[list[str], list[str]]:
-    """Where a fault is, as the user writes it, and the settings there are in that place."""
-    path = [str(part) for part in fault["loc"]]
-    if fault["type"] == "union_tag_invalid":
-        if path == ["data"]:
-            source = values["data"]["source"]
-            known = isinstance(source, str) and source in SOURCES
-            return ["data", "split" if known else "source"], list(SPLITS if known else SOURCES)
-        place, _ = _without_choices(path)
-        return [*place, fault["ctx"]["discriminator"].strip("'")], []
-    place, choices = _without_choices(path)
-    return place, _keys_of(config, place[:-1], choices)
-
-
-def _without_choices(path: list[str]) -> tuple[list[str], list[str]]:
-    """A path as the user sees it: after a section with a choice stands what was chosen."""
-    kept, choices = path[:1], []
-    for before, part in pairwise(path):
-        if before in _CHOICES and before == kept[-1]:
-            choices.append(part)
-        else:
-            kept.append(part)
-    # What follows a setting is which of its types did not fit.
-    return kept[: 3 if kept[1:2] in (["downlink"], ["inner"]) else 2], choices
 
 
 def _reason(fault: Any, key: str, keys: Sequence[str]) -> str:
@@ -64,35 +101,7 @@ def _reason(fault: Any, key: str, keys: Sequence[str]) -> str:
             return f"no such setting{hint} (there are: {', '.join(keys)})"
         case "missing":
             return "is missing"
-        case "union_tag_not_found":
-            tag = "source" if key == "data" else fault["ctx"]["discriminator"].strip("'")
-            return f"must say its {tag}"
-        case "union_tag_invalid":
-            choices = ", ".join(f"'{choice}'" for choice in keys)
-            return f"must be one of {choices or fault['ctx']['expected_tags']}"
-        case "model_attributes_type":
+        case "model_attributes_type" | "model_type":
             return "must be a section"
         case _:
             return str(fault["msg"]).replace("Input should", "must")
-
-
-def _keys_of(config: type[BaseModel], path: list[str], choices: list[str]) -> list[str]:
-    """The settings there are in a place."""
-    here, choices = config, list(choices)
-    for name in path:
-        if name not in here.model_fields:
-            return []
-        options = _options(here.model_fields[name].annotation)
-        chosen = choices.pop(0) if choices else None
-        fitting = [option for option in options if chosen in (None, option.__name__)]
-        if not fitting:
-            return []
-        here = fitting[0]
-    return list(here.model_fields)
-
-
-def _options(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that a field may hold."""
-    if isinstance(annotation, type):
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    return [option for part in get_args(annotation) for option in _options(part)]

@@ -3,19 +3,21 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
-from perfed.pipeline.codecs import Codec, LowPrecision
-from perfed.pipeline.codecs.low_precision import MOST_LEVELS
 from perfed.core.errors import FieldError, require, require_count
-from perfed.methods import FedAvg, Method
 from perfed.core.objective import BatchSize
+from perfed.methods import FedAvg, Method
+from perfed.methods.schedules import Constant, Harmonic
+from perfed.pipeline import Pipeline
+from perfed.pipeline.codecs import LowPrecision
+from perfed.pipeline.codecs.low_precision import MOST_LEVELS
 
 
 @final
-class Recipe(NamedTuple):
-    """A method, how its changes are sent, and how many clients take part (0: not said)."""
+class Preset(NamedTuple):
+    """A method, how its deltas travel, and how many clients take part (0: not said)."""
 
     method: Method
-    codec: Codec
+    pipeline: Pipeline
     cohort: int
 
 
@@ -28,7 +30,7 @@ def fedpaq(
     lr: float | None = None,
     mu: float | None = None,
     smoothness: float | None = None,
-) -> Recipe:
+) -> Preset:
     """FedPAQ, Algorithm 1: tau local SGD steps, r of n nodes, quantized changes.
 
     The step size is one of three: a constant; Theorem 1's 4 / (mu (k tau + 1)) in round k, for
@@ -61,8 +63,9 @@ def fedpaq(
     require_count("rounds", rounds)
     require_count("tau", tau)
     rate = {"lr": value, "mu": 4 / value, "smoothness": 1 / (value * (rounds * tau) ** 0.5)}
-    method = FedAvg(lr=rate[named[0]], tau=tau, batch=batch, diminishing=named[0] == "mu")
-    return Recipe(method, LowPrecision(levels=s), r or 0)
+    schedule = Harmonic() if named[0] == "mu" else Constant()
+    method = FedAvg(lr=rate[named[0]], tau=tau, batch=batch, schedule=schedule)
+    return Preset(method, Pipeline.of(LowPrecision(levels=s)), r or 0)
 
 
 def qsgd(
@@ -73,17 +76,18 @@ def qsgd(
     lr: float | None = None,
     mu: float | None = None,
     smoothness: float | None = None,
-) -> Recipe:
+) -> Preset:
     """QSGD: FedPAQ with a message after every step, tau = 1. The settings are those of `fedpaq`."""
     return fedpaq(rounds, 1, r, s, batch, lr, mu, smoothness)
 
 
-RECIPES: dict[str, Callable[..., Recipe]] = {"fedpaq": fedpaq, "qsgd": qsgd}
+PRESETS: dict[str, Callable[..., Preset]] = {"fedpaq": fedpaq, "qsgd": qsgd}
 
-# What a recipe takes from the run; the rest of its settings are the user's.
+# What a preset takes from the run; the rest of its settings are the user's.
 FROM_RUN = ("rounds",)
 
 
-def recipe_of(name: str, rounds: int, settings: dict[str, Any]) -> Recipe:
-    """A recipe by name."""
-    return RECIPES[name](rounds=rounds, **settings)
+def preset_of(name: str, rounds: int, settings: dict[str, Any]) -> Preset:
+    """A preset by name, from its section's settings."""
+    own = {key: value for key, value in settings.items() if key != "name"}
+    return PRESETS[name](rounds=rounds, **own)

@@ -1,4 +1,4 @@
-"""A run with a folder: begun, interrupted, taken up again, and finished."""
+"""A run with a folder: begun, interrupted, resumed, and finished."""
 
 import hashlib
 import json
@@ -13,20 +13,25 @@ from typing import Any, NamedTuple, final
 
 import jax
 
+from perfed.core.errors import BroadcastError, ConfigError, DataError, DivergedError
+from perfed.core.trees import tree_bytes
 from perfed.data import Federation
-from perfed.core.errors import ConfigError, DataError, DivergedError, ToldError
-from perfed.evaluation.evaluator import Scorer
+from perfed.evaluation import Evaluator
 from perfed.runs import run_dir
+from perfed.runs.callbacks import (
+    CheckpointCallback,
+    CheckpointClock,
+    FolderCallback,
+    Log,
+    TrackerCallback,
+)
 from perfed.runs.checkpoint import Checkpoints
-from perfed.runs.config import Config
+from perfed.runs.config import Config, without_none
 from perfed.runs.files import read_json
-from perfed.runs.trackers import Guarded, Observer, observers_of, values_of
-from perfed.training.trainer import Course, Progress, Result, run_together
-from perfed.simulation import Engine, Network, Rounds, hosts
-from perfed.simulation.auto import room
-from perfed.simulation.client_store import KeptAside
-
-Say = Callable[[str], None]
+from perfed.runs.trackers import Guarded, TrackerBackend, trackers_of
+from perfed.simulation import Engine, Network, Simulator, hosts
+from perfed.simulation.auto import memory_limit
+from perfed.training import Callback, OnProgress, Progress, Result, Run, Trainer, TrainState
 
 
 @final
@@ -38,19 +43,19 @@ class Recording:
         config: the run's configuration.
         folder: where it is recorded.
         engine: what runs it.
-        scorer: what scores its clients; None: the engine.
-        observers: who is told of it.
+        trackers: who is told of it.
         network: what its messages cost in time; None: nobody asks.
         data_seconds: how long it took to read and split the data.
+        evaluator: what scores its clients; None: as the configuration says, of clients here.
     """
 
     config: Config
     folder: Path
-    engine: Rounds
-    observers: tuple[Observer, ...] = ()
+    engine: Engine
+    trackers: tuple[TrackerBackend, ...] = ()
     network: Network | None = None
     data_seconds: float = 0.0
-    scorer: Scorer | None = None
+    evaluator: Evaluator | None = None
 
     @classmethod
     def begin(
@@ -60,201 +65,160 @@ class Recording:
 
         Data that were read already can be given.
         """
-        recording = cls.planned(config, folder, federation)
+        recording = cls.prepare(config, folder, federation)
         recording.begin_folder()
         return recording
 
     @classmethod
-    def planned(
+    def prepare(
         cls, config: Config, folder: Path, federation: Federation | None = None
     ) -> "Recording":
         """The same, before anything is written."""
         # Of several processes the first has the folder; what others keep lasts as long as they do.
-        observers = observers_of(config.output.trackers) if hosts.leads() else ()
+        trackers = trackers_of(config.output.trackers) if hosts.is_first() else ()
         begun = time.perf_counter()
-        engine = config.build(federation, folder / run_dir.KEPT if hosts.leads() else None)
+        engine = config.build(federation, folder / run_dir.KEPT if hosts.is_first() else None)
         spent = time.perf_counter() - begun
-        _check_room(config, engine)
-        return cls(config, folder, engine, observers, config.network_of(engine), spent)
+        _check_memory(config, engine)
+        network = config.network_of(engine.experiment)
+        return cls(config, folder, engine, trackers, network, spent)
 
     def begin_folder(self) -> None:
         """Write what is known before the first round."""
-        if not hosts.leads():
+        if not hosts.is_first():
             return
-        if isinstance(self.engine, Engine):
+        if isinstance(self.engine, Simulator):
             (self.folder / run_dir.FEDERATION).unlink(missing_ok=True)
-        run_dir.begin(self.folder, self.config.resolved(), self.engine.setup.federation)
+        run_dir.begin(self.folder, self.config.resolved(), self.engine.experiment.federation)
 
     @classmethod
-    def take_up(
+    def resume(
         cls,
         folder: Path,
         config: Config | None = None,
         federation: Federation | None = None,
-        left: "Left | None" = None,
+        interrupted: "InterruptedRun | None" = None,
     ) -> "Recording":
-        """A run that was left, by its own configuration or by one that says the same."""
-        found, before, aside = left or read_left(folder)
+        """A run that was interrupted, by its own configuration or by one that says the same."""
+        found, checksum, has_store = interrupted or read_interrupted(folder)
         config = config or found
-        if config.engine.name == "auto" and aside:
+        if config.engine.name == "auto" and has_store:
             # What clients keep is on the disk, whether it would fit in memory or not.
             streamed = config.engine.model_copy(update={"name": "streamed"})
             config = config.model_copy(update={"engine": streamed})
-        recording = cls.planned(config, folder, federation)
-        if recording.engine.setup.federation.checksum() != before:
+        recording = cls.prepare(config, folder, federation)
+        if recording.engine.experiment.federation.checksum() != checksum:
             raise ConfigError(
                 f"{folder}: the data are not those the run began with (their checksum differs); "
                 "bring those back, or begin anew"
             )
         return recording
 
-    def run(
-        self,
-        on_progress: Callable[[Progress], None] | None = None,
-        say: Say = lambda _: None,
-    ) -> Result:
+    def train(self, on_progress: OnProgress | None = None, log: Log = lambda _: None) -> Result:
         """From the last checkpoint, or from the beginning, to the end.
 
         An interruption leaves a checkpoint behind and is passed on.
 
         Args:
             on_progress: told how far the run has come.
-            say: told what a user should know.
+            log: told what a user should know.
         """
-        clerk = _Clerk(self, say)
-        with _holding([clerk]):
-            clerk.find_checkpoint()
+        recorded = _RecordedRun(self, log)
+        with _locked([recorded]):
+            recorded.find_checkpoint()
             try:
-                (outcome,) = _record_together([clerk], on_progress)
+                (outcome,) = _train_together([recorded], on_progress)
             except KeyboardInterrupt:
-                if clerk.checkpoints.rounds() and not run_dir.federated(self.folder):
-                    say(f"go on with: perfed resume {self.folder}")
+                if recorded.checkpoints.rounds() and not run_dir.is_federated(self.folder):
+                    log(f"go on with: perfed resume {self.folder}")
                 raise
         if isinstance(outcome, DivergedError):
             raise outcome
         return outcome
 
 
-def record(
+def record_all(
     recordings: list[Recording],
     on_progress: Callable[[Recording, int, Progress], None],
-    say: Say,
+    log: Log,
     on_end: Callable[[Recording, Exception | None], None],
 ) -> None:
-    """Several runs, as `Recording.run` does one: those that are alike are computed together.
+    """Several runs, as `Recording.train` does one; those of the same program computed together.
 
     Args:
         recordings: the runs. They leave this list as they end, and with them what they hold.
         on_progress: told of one run how far it has come, with how many beside it.
-        say: told what a user should know.
+        log: told what a user should know.
         on_end: told of every run whether it has failed; a run that fails does not stop others.
     """
-    clerks = []
+    runs = []
     while recordings:
         recording = recordings.pop(0)
-        clerks.append(_Clerk(recording, _naming(recording.folder, say)))
-    for group in _alike(clerks, on_end):
-        clerks = []  # those of other groups are held by their groups alone
+        runs.append(_RecordedRun(recording, _naming(recording.folder, log)))
+    for group in _grouped(runs, on_end):
+        runs = []  # those of other groups are held by their groups alone
         show = partial(on_progress, group[0].recording, len(group))
-        with _holding(group):
-            outcomes = _record_together(group, show)
-        for clerk, outcome in zip(group, outcomes, strict=True):
-            on_end(clerk.recording, outcome if isinstance(outcome, DivergedError) else None)
+        with _locked(group):
+            outcomes = _train_together(group, show)
+        for run, outcome in zip(group, outcomes, strict=True):
+            on_end(run.recording, outcome if isinstance(outcome, DivergedError) else None)
         group.clear()
 
 
-def _alike(
-    clerks: Sequence["_Clerk"], on_end: Callable[[Recording, Exception | None], None]
-) -> list[list["_Clerk"]]:
+def _train_together(
+    runs: Sequence["_RecordedRun"], on_progress: OnProgress | None
+) -> list[Result | DivergedError]:
+    """Runs of the same program, each into its own folder."""
+    config, clock = runs[0].recording.config, CheckpointClock()
+    spent = {"data": sum(run.recording.data_seconds for run in runs)}
+    trainer = Trainer(config.train_options(keep_models=True), on_progress, spent)
+    return trainer.train_all([run.trained(clock) for run in runs])
+
+
+def _grouped(
+    runs: Sequence["_RecordedRun"], on_end: Callable[[Recording, Exception | None], None]
+) -> list[list["_RecordedRun"]]:
     """Those that can be computed together, because they stand at the same round too."""
-    groups: list[list[_Clerk]] = []
-    for clerk in clerks:
-        place = next((group for group in groups if group[0].alike(clerk)), None)
+    groups: list[list[_RecordedRun]] = []
+    for run in runs:
+        place = next((group for group in groups if group[0].same_program(run)), None)
         if place is None:
-            groups.append([clerk])
+            groups.append([run])
         else:
-            place.append(clerk)
-    standing: list[list[_Clerk]] = []
+            place.append(run)
+    standing: list[list[_RecordedRun]] = []
     for group in groups:
         # A kill may have come between the checkpoints of one round: take the last that all have.
-        rounds = [found for clerk in group if (found := clerk.checkpoints.rounds())]
+        rounds = [found for run in group if (found := run.checkpoints.rounds())]
         common = max(set.intersection(*map(set, rounds)), default=None) if rounds else None
-        by_round: dict[int, list[_Clerk]] = {}
-        for clerk in group:
+        by_round: dict[int, list[_RecordedRun]] = {}
+        for run in group:
             try:
-                clerk.find_checkpoint(common)
-                by_round.setdefault(clerk.round, []).append(clerk)
+                run.find_checkpoint(common)
+                by_round.setdefault(run.round, []).append(run)
             except (ConfigError, DataError) as error:
-                on_end(clerk.recording, error)
+                on_end(run.recording, error)
         standing += by_round.values()
     return standing
 
 
 @contextmanager
-def _holding(clerks: Sequence["_Clerk"]) -> Iterator[None]:
+def _locked(runs: Sequence["_RecordedRun"]) -> Iterator[None]:
     """Nobody else is at work in these folders; of several processes the first has them."""
     with ExitStack() as stack:
-        for clerk in clerks if hosts.leads() else ():
-            stack.enter_context(run_dir.held(clerk.recording.folder))
+        for run in runs if hosts.is_first() else ():
+            stack.enter_context(run_dir.locked(run.recording.folder))
         yield
 
 
-def _record_together(
-    clerks: Sequence["_Clerk"], on_progress: Callable[[Progress], None] | None
-) -> list[Result | DivergedError]:
-    config = clerks[0].recording.config
-    courses = [clerk.course for clerk in clerks if clerk.course is not None]
-    scorers = [scorer for clerk in clerks if (scorer := clerk.recording.scorer) is not None]
-
-    def hear(courses: dict[int, Course]) -> None:
-        for i, course in courses.items():
-            clerks[i].course = course
-        heard = [clerks[i] for i in courses]
-        due = bool(hosts.agreed(any(clerk.checkpoint_due() for clerk in heard)))
-        for clerk in heard:
-            clerk.hear(due)
-
-    try:
-        for clerk in clerks:
-            clerk.begin()
-        outcomes = run_together(
-            [clerk.recording.engine for clerk in clerks],
-            config.rounds,
-            config.scored_every,
-            config.adapt_on,
-            on_progress,
-            [clerk.recording.network for clerk in clerks],
-            courses or None,
-            hear,
-            config.output.personal_models != "none",
-            {"data": sum(clerk.recording.data_seconds for clerk in clerks)},
-            config.score_training,
-            scorers or None,
-            config.eval_clients,
-        )
-        for clerk, outcome in zip(clerks, outcomes, strict=True):
-            if isinstance(outcome, Result):
-                clerk.finish(outcome)
-            else:
-                clerk.course = None  # it leads nowhere
-    except BaseException as error:
-        for clerk in clerks:
-            clerk.leave(error)
-        raise
-    finally:
-        for clerk in clerks:
-            clerk.close()
-    return outcomes
-
-
 @final
-class _Clerk:
-    """Keeps the books of one run: checkpoints, trackers, and its folder."""
+class _RecordedRun:
+    """One run, and where it was interrupted."""
 
-    def __init__(self, recording: Recording, say: Say) -> None:
+    def __init__(self, recording: Recording, log: Log) -> None:
         output = recording.config.output
-        self.recording = recording
-        self.course: Course | None = None
+        self.recording, self._log = recording, log
+        self.state: TrainState | None = None
         self.checkpoints = Checkpoints(
             recording.folder / run_dir.CHECKPOINTS,
             recording.config.resolved(),
@@ -262,171 +226,102 @@ class _Clerk:
             output.checkpoint_minutes,
             output.keep,
         )
-        self._say, self._scored, self._finished = say, 0, False
-        self._watching = [Guarded(observer, say) for observer in recording.observers]
 
     def find_checkpoint(self, at_most: int | None = None) -> None:
-        """Where an earlier run was left, if it was."""
-        own = self.checkpoints.latest(self._say, at_most) if hosts.leads() else None
-        contents = hosts.told(own)
-        self.course = None
+        """Where the run was interrupted, if it was."""
+        own = self.checkpoints.latest(self._log, at_most) if hosts.is_first() else None
+        contents = hosts.broadcast(own)
+        self.state = None
         if contents is not None:
-            self.course = self.checkpoints.course(contents, self.recording.engine.start())
-            if self._aside is not None:
-                self._aside.take_up(self.course.round)
-        self._scored = 0 if self.course is None else len(self.course.history)
+            engine = self.recording.engine
+            self.state = self.checkpoints.read(contents, engine.init())
+            if engine.run_store is not None:
+                engine.run_store.resume_at(self.state.round)
 
     @property
     def round(self) -> int:
         """Where the run stands; -1: it has not been begun."""
-        return -1 if self.course is None else self.course.round
+        return -1 if self.state is None else self.state.round
 
-    def alike(self, other: "_Clerk") -> bool:
+    def same_program(self, other: "_RecordedRun") -> bool:
         """Whether the two runs can be computed together."""
         mine, its = self.recording, other.recording
-        terms = [
-            (
-                r.config.rounds, r.config.eval_every, r.config.adapt_on, r.config.engine,
-                r.config.output.personal_models, r.config.score_training, r.config.eval_clients,
-            )
-            for r in (mine, its)
-        ]  # fmt: skip
+        options = [(r.config.train_options(), r.config.engine) for r in (mine, its)]
+        kept = [r.config.output.personal_models for r in (mine, its)]
         return (
-            terms[0] == terms[1]
-            and mine.engine.aside is None
-            and mine.engine.setup.alike(its.engine.setup)
+            options[0] == options[1]
+            and kept[0] == kept[1]
+            and mine.engine.run_store is None
+            and mine.engine.experiment.same_program(its.engine.experiment)
         )
 
-    def begin(self) -> None:
-        """Before the first round, or the next one."""
-        config, folder = self.recording.config, self.recording.folder
-        self.checkpoints.begin()
-        if self.course is not None:
-            self._say(f"going on from round {self.course.round}")
-        if caution := self.recording.engine.setup.federation.caution:
-            self._say(f"caution: {caution}")
-        for observer in self._watching:
-            observer.begin(config.resolved(), folder)
-        if self.course is not None:
-            self._tell(self.course)  # a kill may have come between the checkpoint and the trackers
-
-    def hear(self, due: bool) -> None:
-        """The run has come further; if it is due, write a checkpoint."""
-        assert self.course is not None
-        if due:
-            self._checkpoint(self.course)
-            if self._aside is not None:
-                self._aside.after_checkpoint(self.course.round)
-        if len(self.course.history) > self._scored:
-            self._scored = len(self.course.history)
-            self._tell(self.course)
-
-    def checkpoint_due(self) -> bool:
-        """Whether it is time for one."""
-        asked = self._aside is not None and self._aside.checkpoint_due()
-        return asked or self.checkpoints.due(self.round)
-
-    @property
-    def _aside(self) -> KeptAside | None:
-        return self.recording.engine.aside
-
-    def _checkpoint(self, course: Course) -> Path:
-        if self._aside is not None:
-            self._aside.before_checkpoint()
-        return self.checkpoints.write(course, hosts.leads())
-
-    def _tell(self, course: Course) -> None:
-        values = values_of(course) if self._watching else {}
-        for observer in self._watching:
-            observer.score(course.history[-1].round, values)
-
-    def leave(self, error: BaseException) -> None:
-        """Something has ended the run before its time: leave a checkpoint behind, if one can."""
-        if self.course is None or self._finished or isinstance(error, DivergedError):
-            return
-        if hosts.several():
-            return  # others may stand elsewhere: the last one that all agreed on is good
-        try:
-            path = self._checkpoint(self.course)
-        except OSError as problem:
-            self._say(f"no checkpoint could be written: {problem}")
-            return
-        self._say(f"interrupted; round {self.course.round} is kept in {path}")
-
-    def finish(self, result: Result) -> None:
-        """Write what came of it."""
-        config, folder = self.recording.config, self.recording.folder
-        personal = config.output.personal_models
-        models = result.history[-1].models
-        if personal != "none" and models is None:  # scored before the run was taken up again
-            models = result.personal_models(result.scorer.clients)
-        written = []
-        if hosts.leads():
-            written = run_dir.finish(folder, result, config.resolved(), personal, models)
-        self._finished = True
-        if self._aside is not None:
-            self._aside.clear()
-        files = [folder / name for name in (run_dir.CONFIG, run_dir.ENVIRONMENT, *written)]
-        for observer in self._watching:
-            observer.end(values_of(result.course), files)
-
-    def close(self) -> None:
-        """The run is over, one way or another."""
-        for observer in self._watching:
-            observer.close()
+    def trained(self, clock: CheckpointClock) -> Run:
+        """The run as a trainer takes it, with callbacks that record it."""
+        recording = self.recording
+        config, folder, engine = recording.config, recording.folder, recording.engine
+        if caution := engine.experiment.federation.caution:
+            self._log(f"caution: {caution}")
+        written = FolderCallback(config, folder)
+        checkpoints = CheckpointCallback(self.checkpoints, engine.run_store, clock, self._log)
+        # A run is finished when its files are written: until then it may need its checkpoints.
+        callbacks: list[Callback] = [written, checkpoints]
+        for tracker in recording.trackers:
+            guarded = Guarded(tracker, self._log)
+            callbacks.append(TrackerCallback(guarded, config.resolved(), folder, written))
+        return Run(engine, recording.evaluator, callbacks, recording.network, self.state)
 
 
-class Left(NamedTuple):
-    """What a run that was left says of itself.
+class InterruptedRun(NamedTuple):
+    """What the folder of an interrupted run says.
 
     Attributes:
         config: its configuration.
-        data: the checksum of its data.
-        aside: whether what its clients keep is on the disk.
+        checksum: that of its data.
+        has_store: whether what its clients keep is on the disk.
     """
 
     config: Config
-    data: str
-    aside: bool
+    checksum: str
+    has_store: bool
 
 
-def read_left(folder: Path) -> Left:
+def read_interrupted(folder: Path) -> InterruptedRun:
     """The run in a folder. Of several processes the first has the folder, and tells the others."""
-    said: dict[str, Any] = {}
-    if hosts.leads():
+    facts: dict[str, Any] = {}
+    if hosts.is_first():
         try:
-            said = _found(folder)
+            facts = _facts(folder)
         except (ConfigError, DataError, OSError, KeyError, TypeError) as error:
-            said["fault"] = str(error)
-    said = json.loads(hosts.told(json.dumps(said).encode()) or b"{}")
-    if "fault" in said:
-        raise ToldError(said["fault"])
-    return Left(Config.checked(without_none(said["config"])), said["data"], said["aside"])
+            facts["error"] = str(error)
+    facts = json.loads(hosts.broadcast(json.dumps(facts).encode()) or b"{}")
+    if "error" in facts:
+        raise BroadcastError(facts["error"])
+    config = Config.checked(without_none(facts["config"]))
+    return InterruptedRun(config, facts["checksum"], facts["has_store"])
 
 
-def _found(folder: Path) -> dict[str, Any]:
+def _facts(folder: Path) -> dict[str, Any]:
     if not (folder / run_dir.CONFIG).is_file():
-        raise ConfigError(f"{folder} is no folder of a run: there is no {run_dir.CONFIG}")
+        raise ConfigError(f"{folder} is not a run folder: there is no {run_dir.CONFIG}")
     if (folder / run_dir.SUMMARY).exists():
         raise ConfigError(f"{folder}: this run is finished; its results are all there")
-    if run_dir.federated(folder):
+    if run_dir.is_federated(folder):
         raise ConfigError(
             f"{folder}: this run is a federation's; go on with it by `perfed serve --resume`"
         )
     return {
         "config": read_json(folder / run_dir.CONFIG),
-        "data": read_json(folder / run_dir.ENVIRONMENT)["data_sha256"],
-        "aside": (folder / run_dir.KEPT).exists(),
+        "checksum": read_json(folder / run_dir.ENVIRONMENT)["data_sha256"],
+        "has_store": (folder / run_dir.KEPT).exists(),
     }
 
 
-def _check_room(config: Config, engine: Rounds) -> None:
+def _check_memory(config: Config, engine: Engine) -> None:
     """Before anything is computed: the personal models that are asked for fit in the memory."""
-    clients = engine.setup.federation.clients
+    clients = engine.experiment.federation.clients
     scored = min(clients, config.eval_clients or clients)
-    leaves = jax.tree.leaves(engine.setup.model_shape())
-    wanted = scored * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    if config.output.personal_models != "none" and wanted > room():
+    wanted = scored * tree_bytes(engine.experiment.model_shape)
+    if config.output.personal_models != "none" and wanted > memory_limit():
         raise ConfigError(
             f"eval_clients: the personal models of {scored:,} clients take "
             f"{wanted / 2**30:.0f} GiB of memory; score a sample by eval_clients, or set "
@@ -434,7 +329,7 @@ def _check_room(config: Config, engine: Rounds) -> None:
         )
 
 
-def in_common(config: Config, federation: Federation) -> list[tuple[str, str]]:
+def shared_facts(config: Config, federation: Federation) -> list[tuple[str, str]]:
     """What must be the same in all processes that compute a run together."""
     settings = config.resolved()
     # Where data are, and what is written, is each one's own business; not so what decides which
@@ -452,17 +347,10 @@ def in_common(config: Config, federation: Federation) -> list[tuple[str, str]]:
     ]
 
 
-def _naming(folder: Path, say: Say) -> Say:
-    return lambda line: say(f"{folder}: {line}")
-
-
 def recorded_config(folder: Path) -> Config:
     """The configuration of a run, from its folder."""
     return Config.checked(without_none(read_json(folder / run_dir.CONFIG)))
 
 
-def without_none(value: Any) -> Any:
-    """A resolved configuration as a file would say it: what is None is left out."""
-    if isinstance(value, dict):
-        return {k: without_none(v) for k, v in value.items() if v is not None}
-    return value
+def _naming(folder: Path, log: Log) -> Log:
+    return lambda line: log(f"{folder}: {line}")

@@ -40,17 +40,17 @@ import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 from safetensors.numpy import load_file, save
 
+from perfed.core.errors import ConfigError, DataError
+from perfed.core.trees import Params
 from perfed.data import Federation
 from perfed.data.describe import Description
 from perfed.data.scaling import SCALING
-from perfed.core.errors import ConfigError, DataError
-from perfed.evaluation.evaluator import score_order
+from perfed.evaluation.metrics import score_order
 from perfed.runs.files import read_json, write_whole
-from perfed.runs.trackers import forget
 from perfed.runs.saved_model import named_leaves, saved_model
-from perfed.training.trainer import Result
 from perfed.runs.summary import summarize, summary_bytes
-from perfed.core.objective import Params
+from perfed.runs.trackers import forget
+from perfed.training import Result
 
 CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.parquet"
 SUMMARY, MODEL, CLIENTS, DATA = (
@@ -92,7 +92,7 @@ def check_vacant(folder: Path, overwrite: bool) -> None:
 def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
     """Write what is known before the first round."""
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder):
+    with locked(folder):
         # What an earlier run left behind must not pass for this one's.
         for name in (CONFIG, SUMMARY, METRICS, MODEL, CLIENTS, DATA, REPORT, THEORY):
             (folder / name).unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def begin(folder: Path, config: dict[str, Any], federation: Federation) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Within this, no other process can be at work in the folder."""
     try:
         import fcntl
@@ -129,14 +129,14 @@ def held(folder: Path) -> Iterator[None]:
         os.close(place)
 
 
-def federated(folder: Path) -> bool:
+def is_federated(folder: Path) -> bool:
     """Whether the run in a folder is a federation's, which `perfed serve` goes on with."""
     return (folder / FEDERATION).exists()
 
 
 def _resume(folder: Path) -> str:
     """The command that goes on with a run."""
-    return f"perfed {'serve --resume' if federated(folder) else 'resume'} {folder}"
+    return f"perfed {'serve --resume' if is_federated(folder) else 'resume'} {folder}"
 
 
 def finish(
@@ -155,8 +155,9 @@ def finish(
         personal: how personal models are written.
         models: those, of the clients that were scored.
     """
-    setup, federation = result.setup, result.scored
-    common = saved_model(result.global_model, setup.task.model, federation, config)
+    experiment, federation = result.experiment, result.scored
+    extra = experiment.method.broadcast(result.state.server_state)
+    common = saved_model(result.global_model, experiment, config, extra)
     written = {
         METRICS: _parquet(result),
         MODEL: common.to_bytes(),
@@ -211,7 +212,7 @@ def _parquet(result: Result) -> bytes:
     """`metrics.parquet`."""
     costs, names = result.costs, result.scored.names
     rounds = len(costs.uplink_bytes)
-    marks = dict(zip((e.round for e in result.history), result.course.marks, strict=True))
+    marks = dict(zip((e.round for e in result.history), result.train_state.marks, strict=True))
     columns: dict[str, list[Any]] = {
         "round": list(range(rounds)),
         "kind": [None] * rounds,
@@ -221,7 +222,7 @@ def _parquet(result: Result) -> bytes:
         "simulated_seconds": [None] * rounds if costs.seconds is None else costs.seconds.tolist(),
         "seconds": [marks.get(r) for r in range(rounds)],
     }
-    scores = list(result.scores["global"].values)
+    scores = list(result.scores["personalized"].values)
     columns |= {name: [None] * rounds for name in scores}
     for evaluation in result.history:
         for kind, own in evaluation.scores.items():
@@ -307,7 +308,7 @@ def read_run(path: Path) -> RecordedRun:
         said = (
             f"is not finished; go on with it by: {_resume(path)}"
             if (path / CONFIG).exists()
-            else f"is no folder of a run; make one by: perfed run CONFIG --out {path}"
+            else f"is not a run folder; make one by: perfed run CONFIG --out {path}"
         )
         raise DataError(f"{path} {said}")
     try:
@@ -330,6 +331,7 @@ def read_run(path: Path) -> RecordedRun:
             for name in sorted(known, key=score_order)
         }
         for kind in ("global", "personalized")
+        if (values["kind"] == kind).any()
     }
     whole = ~by_client
     costs = {

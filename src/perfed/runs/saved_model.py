@@ -7,6 +7,7 @@ method's configuration, the inputs' shape and type, the names of classes, symbol
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -14,14 +15,19 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from perfed.data import Federation, Scaling
-from perfed.data.scaling import SCALING
 from perfed.core.errors import DataError, require
-from perfed.core.objective import Model, Params
+from perfed.core.objective import Model
+from perfed.core.trees import Params, leaf_paths, path_name
+from perfed.data import Scaling
+from perfed.data.federation import named_outputs
+from perfed.data.scaling import SCALING
+from perfed.methods import Method
+from perfed.simulation import Experiment
+from perfed.simulation.experiment import shared_leaves
 
 FORMAT = "perfed-model-1"
 
@@ -42,6 +48,7 @@ class Uses:
         vocabulary: the symbols, if inputs are positions among them.
         features: the names of the inputs' columns, if they have any.
         label: the name of the label's column, if it has one.
+        personal: leaves that stay with their clients beside those of the method.
     """
 
     model: dict[str, Any]
@@ -54,6 +61,7 @@ class Uses:
     vocabulary: tuple[str, ...] | None
     features: tuple[str, ...] | None
     label: str | None
+    personal: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -64,13 +72,23 @@ class Uses:
 @final
 @dataclass(frozen=True)
 class SavedModel:
-    """A trained model, with what it takes to use it."""
+    """A trained model, with what it takes to use it.
+
+    Attributes:
+        params: all parameters; of a common model the personal ones are as they were at first.
+        uses: what it takes to use them.
+        scaling: how inputs are scaled.
+        target: shift and spread of a regression's targets.
+        model: what the parameters are for.
+        extra: what the server sent beside the parameters, for clients that adapt the model.
+    """
 
     params: Params
     uses: Uses
     scaling: Scaling | None
     target: tuple[float, float]
     model: Model
+    extra: Params | None = None
 
     def predict(self, x: Shaped[Any, "examples ..."]) -> np.ndarray:
         """The most likely classes' names, or a regression's targets, for inputs as in files."""
@@ -81,8 +99,14 @@ class SavedModel:
                 "with labels by `perfed adapt`"
             )
         return named_outputs(
-            self.model, self.params, scaled(x, self.scaling, 0), self.uses.labels, self.target
+            np.asarray(self.model.apply(self.params, scaled(x, self.scaling, 0))),
+            self.uses.labels,
+            self.target,
         )
+
+    def is_shared(self, method: Method) -> tuple[bool, ...]:
+        """For each leaf whether all clients have it in common."""
+        return shared_leaves(method, self.params, self.uses.personal)
 
     def with_params(self, params: Params, scaling: Scaling | None) -> "SavedModel":
         """Other parameters, for inputs scaled in another way."""
@@ -91,6 +115,8 @@ class SavedModel:
     def to_bytes(self) -> bytes:
         """The file's contents."""
         tensors = named_leaves(self.params, "params.") | {"target": np.array(self.target)}
+        if self.extra is not None:
+            tensors |= named_leaves(self.extra, "extra.")
         if self.scaling is not None:
             tensors |= dict(zip(SCALING, self.scaling.arrays, strict=True))
         facts = {"format": FORMAT} | self.uses.__dict__
@@ -102,34 +128,18 @@ def scaled(x: Any, scaling: Scaling | None, client: int) -> Any:
     return jnp.asarray(np.asarray(x) if scaling is None else scaling(x, client))
 
 
-def named_outputs(
-    model: Model,
-    params: Params,
-    x: Float[Any, "examples ..."],
-    labels: tuple[str, ...] | None,
-    target: tuple[float, float],
-) -> np.ndarray:
-    """What a model says of scaled inputs, in the words or the unit of its data."""
-    outputs = np.asarray(model.apply(params, x))
-    if labels is None:
-        return np.asarray(outputs.reshape(len(outputs)) * target[1] + target[0])
-    names = np.array(labels, dtype=object)
-    return np.asarray(names[outputs.argmax(axis=1)], dtype=str)
-
-
 def named_leaves(tree: Params, prefix: str = "") -> dict[str, np.ndarray]:
     """A tree's arrays by their place in it, as `params.0.w`."""
-    found = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        place = jax.tree_util.keystr(path, simple=True, separator=".") or "w"
-        found[prefix + place] = np.ascontiguousarray(leaf)
-    return found
+    leaves = jax.tree.leaves(tree)
+    names = [path_name(path) for path in leaf_paths(tree)]
+    return {prefix + n: np.ascontiguousarray(leaf) for n, leaf in zip(names, leaves, strict=True)}
 
 
 def saved_model(
-    params: Params, model: Model, federation: Federation, config: dict[str, Any]
+    params: Params, experiment: Experiment, config: dict[str, Any], extra: Params | None = None
 ) -> SavedModel:
     """A run's global model, ready to be written."""
+    federation = experiment.federation
     data, scaling = config["data"], federation.scaling
     own_scale = scaling is not None and not scaling.shared
     standardize = data.get("standardize") or ("none" if scaling is None else "unit")
@@ -144,12 +154,23 @@ def saved_model(
         federation.vocabulary,
         federation.features,
         data.get("label"),
+        experiment.personal,
     )
-    return SavedModel(params, uses, None if own_scale else scaling, federation.target, model)
+    scaling = None if own_scale else scaling
+    model = experiment.task.model
+    return SavedModel(params, uses, scaling, federation.target, model, extra)
 
 
-def read_model(path: Path, build: Any) -> SavedModel:
-    """A model from its file; `build(uses)` makes the model that the parameters are for."""
+def read_model(
+    path: Path, build: Callable[[Uses], Model], build_method: Callable[[Uses], Method]
+) -> SavedModel:
+    """A model from its file.
+
+    Args:
+        path: the file.
+        build: makes the model that the parameters are for.
+        build_method: makes the method that trained it.
+    """
     try:
         with safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -157,21 +178,30 @@ def read_model(path: Path, build: Any) -> SavedModel:
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file; check the path") from None
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is no model file of perfed: {error}") from None
+        raise DataError(f"{path} is not a perfed model file: {error}") from None
     facts = json.loads(metadata.get("perfed", "{}"))
     if facts.pop("format", None) != FORMAT:
-        raise DataError(f"{path} is no model file of perfed, or one of another version")
-    lists = ("shape", "labels", "vocabulary", "features")
+        raise DataError(f"{path} is not a perfed model file, or one of another version")
+    lists = ("shape", "labels", "vocabulary", "features", "personal")
     facts |= {key: None if facts[key] is None else tuple(facts[key]) for key in lists}
     uses = Uses(**facts)
     model: Model = build(uses)
     like = jax.eval_shape(model.init, jax.random.key(0))
-    names = list(named_leaves(jax.tree.map(lambda leaf: np.empty(leaf.shape), like), "params."))
-    missing = [name for name in names if name not in tensors]
-    require(not missing, str(path), missing, "parameters are missing from the file")
-    params = jax.tree.unflatten(
-        jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in names]
-    )
+    params = _from_tensors(path, tensors, like, "params.")
+    extra = None
+    if any(name.startswith("extra.") for name in tensors):
+        method = build_method(uses)
+        extra_like = jax.eval_shape(lambda p: method.broadcast(method.init_server_state(p)), like)
+        extra = _from_tensors(path, tensors, extra_like, "extra.")
     scaling = Scaling(*(tensors[k] for k in SCALING)) if SCALING[0] in tensors else None
     target = (float(tensors["target"][0]), float(tensors["target"][1]))
-    return SavedModel(params, uses, scaling, target, model)
+    return SavedModel(params, uses, scaling, target, model, extra)
+
+
+def _from_tensors(path: Path, tensors: dict[str, np.ndarray], like: Any, prefix: str) -> Params:
+    """A tree of the file's tensors."""
+    names = [f"{prefix}{path_name(place)}" for place in leaf_paths(like)]
+    missing = [name for name in names if name not in tensors]
+    require(not missing, str(path), missing, "parameters are missing from the file")
+    leaves = [jnp.asarray(tensors[name]) for name in names]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

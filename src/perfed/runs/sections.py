@@ -1,34 +1,44 @@
 """The sections of a configuration, made from the signatures of what they configure.
 
 Settings are declared once, where they are used: in a method's, a model's, a codec's or a source's
-own signature. So a new one of these needs no change here.
+own signature. So a new one of these needs no change here. In some sections one key (`name`,
+`source`, `stage`) says what the other keys are settings of: such a section has a `Kind`.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, create_model
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, Strict, create_model
 
-from perfed.pipeline.codecs import CODECS, Codec
-from perfed.data import SOURCES, SPLITS, data_settings
-from perfed.data.catalog import Setting, settings_of
 from perfed.core.errors import FieldError, require
-from perfed.runs.trackers import Tracker
+from perfed.data.catalog import SOURCES, Setting, data_settings, settings_of
+from perfed.methods.optimizers import OPTIMIZERS, Optimizer
+from perfed.methods.registry import find_method, method_names
+from perfed.methods.schedules import SCHEDULES, Schedule
+from perfed.models import MODELS
+from perfed.pipeline import STAGES
+from perfed.pipeline.codecs import CODECS, Codec
+from perfed.runs.presets import FROM_RUN, PRESETS
 from perfed.runs.run_dir import PersonalModels
+from perfed.runs.trackers import Tracker
 from perfed.simulation import (
-    Engine,
+    Experiment,
     Network,
     Sequential,
-    Setup,
+    Simulator,
     Streamed,
     Vectorized,
     engine_for,
     hosts,
 )
+
+# What a model takes from the data; the rest of its settings are the user's.
+FROM_DATA = ("inputs", "image", "classes", "symbols")
 
 
 class Section(BaseModel):
@@ -41,13 +51,94 @@ class Section(BaseModel):
         return {k: v for k in type(self).model_fields if (v := getattr(self, k)) is not None}
 
 
-def section(title: str, settings: Mapping[str, Setting], fixed: Mapping[str, Any]) -> type[Section]:
-    """A section whose keys are these settings, and some fixed fields."""
-    fields = dict(fixed)
+@final
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A section in which one key says what the others are settings of.
+
+    Attributes:
+        tag: that key.
+        names: what it may be.
+        find: what is configured by a name; its signature has the settings.
+        skip: settings that are not the user's.
+        fixed: further fields, as pydantic has them.
+        nested: settings that are sections of a kind themselves, by name.
+    """
+
+    tag: str
+    names: Callable[[], Sequence[str]]
+    find: Callable[[str], Callable[..., Any]]
+    skip: tuple[str, ...] = ()
+    fixed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    nested: Mapping[str, "Kind"] = field(default_factory=dict)
+
+    def section(self, name: str) -> type[Section]:
+        """The section for a name."""
+        return _section_for(self, name)
+
+    def build(self, section: Section) -> Any:
+        """What a section describes."""
+        settings = section.settings()
+        name = settings.pop(self.tag)
+        for key in self.fixed:
+            settings.pop(key, None)
+        for key, value in settings.items():
+            if isinstance(value, Section):
+                try:
+                    settings[key] = self.kind_of(name, key).build(value)
+                except FieldError as error:
+                    place = f"{key}.{error.field}"
+                    raise FieldError(place, error.value, error.allowed) from None
+        return self.find(name)(**settings)
+
+    def kind_of(self, name: str, key: str) -> "Kind":
+        """The kind of a nested section."""
+        if key in self.nested:
+            return self.nested[key]
+        return _TREES[settings_of(self.find(name))[key].type]
+
+
+@cache
+def _section_for(kind: Kind, name: str) -> type[Section]:
+    settings = {k: v for k, v in settings_of(kind.find(name)).items() if k not in kind.skip}
+    return _made(name, kind.tag, settings, dict(kind.fixed), kind)
+
+
+def _made(
+    name: str,
+    tag: str,
+    settings: Mapping[str, Setting],
+    fixed: Mapping[str, Any],
+    kind: Kind | None = None,
+) -> type[Section]:
+    """A section whose keys are a tag, some fixed fields, and these settings."""
+    fields: dict[str, Any] = {tag: (Literal[name], ...), **fixed}
     for key, (hint, default) in settings.items():
-        fields[key] = (_from_toml(hint), ... if default is inspect.Parameter.empty else default)
-    made: type[Section] = create_model(title, __base__=Section, **fields)
+        if kind is not None and (key in kind.nested or hint in _TREES):
+            nested = kind.kind_of(name, key)
+            # A default that is made anew each time is its class's own business.
+            known = hasattr(default, "name") and key not in kind.nested
+            inner = _section_of(nested, default) if known else None
+            fields[key] = (SerializeAsAny[Section] | None, inner)
+        else:
+            usual = ... if default is inspect.Parameter.empty else default
+            fields[key] = (_from_toml(hint), usual)
+    made: type[Section] = create_model(name, __base__=Section, **fields)
     return made
+
+
+def _section_of(kind: Kind, value: Any) -> Section:
+    """The section that describes an object."""
+    section = kind.section(value.name)
+    settings = {k: getattr(value, k) for k in settings_of(type(value)) if k not in kind.skip}
+    given = {
+        k: _section_of(kind.kind_of(value.name, k), v)
+        if k in kind.nested or settings_of(type(value))[k].type in _TREES
+        else v
+        for k, v in settings.items()
+        if v is not None
+    }
+    return section(**{kind.tag: value.name}, **given)
 
 
 def _from_toml(hint: Any) -> Any:
@@ -59,45 +150,67 @@ def _from_toml(hint: Any) -> Any:
     return hint
 
 
-def choice(
-    tag: str, options: Mapping[str, Callable[..., Any]], skip: Sequence[str] = (), **common: Any
-) -> Any:
-    """A section whose `tag` names one of the options, and whose other keys are its parameters."""
-    sections = []
-    for name, target in options.items():
-        settings = {k: v for k, v in settings_of(target).items() if k not in skip}
-        sections.append(section(name, settings, {tag: (Literal[name], ...), **common}))
-    return Annotated[Union[tuple(sections)], Field(discriminator=tag)]  # noqa: UP007
+_L2 = (Annotated[float, Field(ge=0, allow_inf_nan=False)], 0.0)
+OPTIMIZER = Kind("name", lambda: list(OPTIMIZERS), OPTIMIZERS.__getitem__)
+SCHEDULE = Kind("name", lambda: list(SCHEDULES), SCHEDULES.__getitem__)
+_TREES: dict[Any, Kind] = {Optimizer: OPTIMIZER, Schedule: SCHEDULE}
 
 
-def data_choice() -> Any:
-    """`[data]`: a section for every source and every split of it, with the settings of both."""
-    sections = []
-    for source, (_, usual) in SOURCES.items():
-        for split in (None,) if usual is None else SPLITS:
-            fixed: dict[str, Any] = {"source": (Literal[source], ...)}
-            if usual is not None:
-                fixed["split"] = (Literal[split], ... if split != usual else usual)
-            tag = _data_tag(source, split)
-            sections.append(Annotated[section(tag, data_settings(source, split), fixed), Tag(tag)])
-    return Annotated[Union[tuple(sections)], Discriminator(_chosen_data)]  # noqa: UP007
+def _method(name: str) -> Callable[..., Any]:
+    return PRESETS[name] if name in PRESETS else find_method(name)
 
 
-def _data_tag(source: Any, split: Any) -> str:
-    return f"{source}" if split is None else f"{source}/{split}"
+METHOD = Kind("name", lambda: [*method_names(), *PRESETS], _method, skip=FROM_RUN)
+MODEL = Kind("name", lambda: list(MODELS), MODELS.__getitem__, skip=FROM_DATA, fixed={"l2": _L2})
 
 
-def _chosen_data(values: Any) -> str | None:
-    """Which of the sections of `[data]` these values are for."""
+def _is_sparse(codec: Callable[..., Any]) -> bool:
+    return "inner" in settings_of(codec)
 
-    def value(key: str) -> Any:
-        return values.get(key) if isinstance(values, dict) else getattr(values, key, None)
 
-    source = value("source")
-    if source is None:
-        return None
-    usual = SOURCES[source].split if isinstance(source, str) and source in SOURCES else None
-    return _data_tag(source, usual and (value("split") or usual))
+# A part of a message, and a whole model, go by codecs that write every entry.
+WHOLE_CODEC = Kind(
+    "name", lambda: [n for n, c in CODECS.items() if not _is_sparse(c)], CODECS.__getitem__
+)
+CODEC = Kind(
+    "name",
+    lambda: list(CODECS),
+    CODECS.__getitem__,
+    skip=("scaled",),  # follows from error feedback
+    fixed={
+        "error_feedback": (bool, False),
+        "downlink": (SerializeAsAny[Section] | None, None),
+    },
+    nested={"inner": WHOLE_CODEC, "downlink": WHOLE_CODEC},
+)
+STAGE = Kind(
+    "stage",
+    lambda: list(STAGES),
+    STAGES.__getitem__,
+    nested={"codec": replace(CODEC, fixed={}, nested={"inner": WHOLE_CODEC})},
+)
+
+
+@cache
+def data_section(source: str, split: str | None) -> type[Section]:
+    """`[data]` for a source and a split, with the settings of both."""
+    usual = SOURCES[source].split
+    fixed: dict[str, Any] = {}
+    if usual is not None:
+        fixed["split"] = (Literal[split], ... if split != usual else usual)
+    return _made(source, "source", data_settings(source, split), fixed)
+
+
+def data_split(source: str, values: Mapping[str, Any]) -> Any:
+    """The split that is named, or the usual one of a source; None: the source has none."""
+    usual = SOURCES[source].split
+    return usual and (values.get("split") or usual)
+
+
+def build_codec(section: Section) -> Codec:
+    """The codec that `[codec]` describes."""
+    codec: Codec = CODEC.build(section)
+    return codec
 
 
 @final
@@ -124,52 +237,21 @@ class EngineSection(Section):
     devices: int | None = None
     chunk: int | None = None
 
-    def build(self, setup: Setup, store: Path | None = None) -> Engine:
-        """The engine that will run the setup; `store` is the folder for what clients keep."""
-        fits = self.name in ("auto", "streamed") or not hosts.several()
+    def build(self, experiment: Experiment, store: Path | None = None) -> Simulator:
+        """The engine that will run an experiment; `store` is the folder for what clients keep."""
+        fits = self.name in ("auto", "streamed") or not hosts.is_multihost()
         require(fits, "name", self.name, 'must be "auto" or "streamed" on several hosts')
         match self.name:
             case "sequential":
-                for field in ("devices", "chunk"):
-                    value = getattr(self, field)
-                    require(value is None, field, value, "is for the other engines only")
-                return Sequential(setup)
+                for setting in ("devices", "chunk"):
+                    value = getattr(self, setting)
+                    require(value is None, setting, value, "is for the other engines only")
+                return Sequential(experiment)
             case "vectorized":
-                return Vectorized(setup, self.devices, self.chunk)
+                return Vectorized(experiment, self.devices, self.chunk)
             case "streamed":
-                return Streamed(setup, self.devices, self.chunk, store)
-        return engine_for(setup, self.devices, self.chunk, store)
-
-
-def codec_choice() -> Any:
-    """`[codec]`: a codec, how the server's model is sent, and how a few chosen values are."""
-    # A part of a message, and a whole model, go by codecs that write every entry.
-    nested = {name: codec for name, codec in CODECS.items() if not _is_sparse(codec)}
-    plain = choice("name", nested, skip=("error_feedback",))
-    sections = []
-    for name, codec in CODECS.items():
-        fixed: dict[str, Any] = {"name": (Literal[name], ...), "downlink": (plain | None, None)}
-        if _is_sparse(codec):
-            fixed["inner"] = (plain | None, None)
-        settings = {k: v for k, v in settings_of(codec).items() if k != "inner"}
-        sections.append(section(name, settings, fixed))
-    return Annotated[Union[tuple(sections)], Field(discriminator="name")]  # noqa: UP007
-
-
-def build_codec(chosen: Any) -> Codec:
-    """The codec a section describes."""
-    settings = chosen.settings()
-    settings.pop("downlink", None)
-    if (inner := settings.pop("inner", None)) is not None:
-        try:
-            settings["inner"] = build_codec(inner)
-        except FieldError as error:
-            raise FieldError(f"inner.{error.field}", error.value, error.allowed) from None
-    return CODECS[settings.pop("name")](**settings)
-
-
-def _is_sparse(codec: type[Codec]) -> bool:
-    return "inner" in settings_of(codec)
+                return Streamed(experiment, self.devices, self.chunk, store)
+        return engine_for(experiment, self.devices, self.chunk, store)
 
 
 @final

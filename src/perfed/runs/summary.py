@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from perfed.training.trainer import Costs, Result
+from perfed.training import Costs, Result
 
 
 def summarize(result: Result, config: dict[str, Any] | None = None) -> dict[str, Any]:
     """The run's facts, its last scores with all clients' values, and its curves."""
     costs = result.costs
-
-    def full(kind: str) -> dict[str, Any]:
-        return {k: v._asdict() for k, v in result.scores[kind].summary().items()}  # type: ignore[index]
+    last: dict[str, Any] = {
+        kind: {name: summary._asdict() for name, summary in scores.summary().items()}
+        for kind, scores in result.scores.items()
+    }
 
     def curve_point(evaluation: Any) -> dict[str, Any]:
         point: dict[str, Any] = {"round": evaluation.round} | _costs(costs, evaluation.round)
@@ -26,31 +27,30 @@ def summarize(result: Result, config: dict[str, Any] | None = None) -> dict[str,
             }
         return point
 
-    setup, traffic = result.setup, result.traffic
-    scored, everyone = result.scored, setup.federation.clients
+    experiment, traffic = result.experiment, result.traffic
+    scored, everyone = result.scored, experiment.federation.clients
     sent = np.zeros(everyone, np.int64)
     received = np.zeros(everyone, np.int64)
     taken = traffic.cohort >= 0
     np.add.at(sent, traffic.cohort[taken], traffic.uplink[taken])
     downlink = np.broadcast_to(traffic.downlink[:, None], taken.shape)
     np.add.at(received, traffic.cohort[taken], downlink[taken])
-    shown = slice(None) if result.scorer.clients is None else result.scorer.clients
+    shown = slice(None) if result.evaluator.clients is None else result.evaluator.clients
     return {
         "method": config["method"]["name"] if config else result.method.name,
         "rounds": result.rounds,
         "seed": result.seed,
         "seconds": result.seconds,
         **_costs(costs, result.rounds),
-        "codec": setup.codec.name,
+        "codec": experiment.pipeline.codec.name,
         "traffic": {
             "round_uplink_bytes": np.diff(costs.uplink_bytes).tolist(),
             "round_downlink_bytes": np.diff(costs.downlink_bytes).tolist(),
             "client_uplink_bytes": sent[shown].tolist(),
             "client_downlink_bytes": received[shown].tolist(),
         },
-        "timing": result.course.timing,
-        "global": full("global"),
-        "personalized": full("personalized"),
+        "timing": result.train_state.timing,
+        **last,
         "history": [curve_point(evaluation) for evaluation in result.history],
         "clients": everyone,
         "names": list(scored.names),

@@ -18,18 +18,18 @@ import numpy as np
 from perfed.core.errors import ConfigError, require
 from perfed.evaluation.evaluator import ModelKind
 from perfed.runs import run_dir
+from perfed.runs.batch import Entry, record_batch
 from perfed.runs.config import Config, overridden, read_toml
-from perfed.runs.batch import Entry, record_entries
 from perfed.runs.files import read_json, write_whole
-from perfed.training.trainer import Progress
 from perfed.runs.statistics import over_seeds
+from perfed.training import Progress
 
 CHOICE = "sweep.json"
 
 
 @final
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One combination of settings.
 
     Attributes:
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
         tested: whether the scores are on held-out data; if not, on the validation part.
     """
 
-    point: Point
+    point: GridPoint
     scores: tuple[float, ...]
     failure: str | None
     tested: bool
@@ -69,9 +69,9 @@ class Outcome(NamedTuple):
         return sum(self.scores) / len(self.scores) if self.scores else math.nan
 
 
-def points(
+def grid_points(
     path: Path, methods: Sequence[Path], grid: Sequence[str], settings: Sequence[str] = ()
-) -> list[Point]:
+) -> list[GridPoint]:
     """All combinations, checked.
 
     Args:
@@ -86,7 +86,7 @@ def points(
     for key, instead in own_keys.items():
         if key in base or any(axis[0].partition("=")[0].strip() == key for axis in axes):
             raise ConfigError(f"{key}: a sweep sets it itself; leave it out ({instead})")
-    found: list[Point] = []
+    found: list[GridPoint] = []
     files: Sequence[Path | None] = list(methods) or [None]
     for file in files:
         values = base if file is None else base | read_toml(file)
@@ -94,7 +94,7 @@ def points(
         for chosen in product(*axes):
             whole = overridden(values, chosen)
             Config.checked(whole)
-            found.append(Point(str(name), tuple(chosen), whole))
+            found.append(GridPoint(str(name), tuple(chosen), whole))
     labels = [point.label for point in found]
     for label in labels:
         if labels.count(label) > 1:
@@ -122,7 +122,7 @@ class Sweep:
         kind: the model kind whose score they are compared by.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[GridPoint, ...]
     seeds: int
     folder: Path
     validation: float = 0.25
@@ -166,7 +166,7 @@ class Sweep:
 
     def _outcomes(
         self,
-        points: Sequence[Point],
+        points: Sequence[GridPoint],
         tested: bool,
         on_progress: Callable[[str, Progress], None],
         say: Callable[[str], None],
@@ -183,7 +183,7 @@ class Sweep:
             for point in points
             for seed in range(self.seeds)
         ]
-        failures = record_entries(wanted, on_progress, say)
+        failures = record_batch(wanted, on_progress, say)
         found = []
         for i, point in enumerate(points):
             mine = wanted[i * self.seeds : (i + 1) * self.seeds]
@@ -201,7 +201,7 @@ class Sweep:
         return math.nan if mean is None else float(mean)
 
 
-class Line(NamedTuple):
+class SweepLine(NamedTuple):
     """One line of a sweep's table.
 
     Attributes:
@@ -217,12 +217,12 @@ class Line(NamedTuple):
     failure: str | None
 
 
-def lines(outcomes: Sequence[Outcome]) -> list[Line]:
+def sweep_lines(outcomes: Sequence[Outcome]) -> list[SweepLine]:
     """What a sweep came to, one line a point."""
-    found: dict[str, Line] = {}
+    found: dict[str, SweepLine] = {}
     for outcome in outcomes:
         label = outcome.point.label
-        line = found.get(label, Line(label, None, None, None))
+        line = found.get(label, SweepLine(label, None, None, None))
         if outcome.failure is not None:
             line = line._replace(failure=outcome.failure)
         else:

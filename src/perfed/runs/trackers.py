@@ -1,6 +1,6 @@
 """Trackers: a run told to TensorBoard or MLflow while it goes on.
 
-Their packages are extras, imported by the observer that needs them and by nothing else.
+Their packages are extras, imported by the tracker that needs them and by nothing else.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Literal, final
 
 from perfed.core.errors import ConfigError
 from perfed.runs.files import read_json, write_whole
-from perfed.training.trainer import Costs, Course
+from perfed.training import Costs, TrainState
 
 Tracker = Literal["tensorboard", "mlflow"]
 
@@ -26,7 +26,7 @@ _EVENTS, _RUN = "tensorboard", "mlflow.json"  # what is kept in a run's folder
 _KEY_LENGTH, _VALUE_LENGTH, _PARAMS_A_CALL = 250, 500, 100
 
 
-class Observer(ABC):
+class TrackerBackend(ABC):
     """Told of a run from its beginning to its end; one that was left is begun again."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Observer(ABC):
 
 
 @final
-class TensorBoard(Observer):
+class TensorBoard(TrackerBackend):
     """Event files in `FOLDER/tensorboard`."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class TensorBoard(Observer):
 
 
 @final
-class MLflow(Observer):
+class MLflow(TrackerBackend):
     """A run at the user's tracking URI; its id is kept in `FOLDER/mlflow.json`.
 
     Its experiment is `output.experiment`, or MLFLOW_EXPERIMENT_NAME, or `perfed`.
@@ -161,31 +161,31 @@ class MLflow(Observer):
 
 
 @final
-class Guarded(Observer):
-    """An observer whose failure does not end the run: it is reported once, then left alone."""
+class Guarded(TrackerBackend):
+    """A tracker whose failure does not end the run: it is reported once, then left alone."""
 
-    def __init__(self, observer: Observer, say: Callable[[str], None]) -> None:
-        self._observer, self._say = observer, say
+    def __init__(self, tracker: TrackerBackend, say: Callable[[str], None]) -> None:
+        self._tracker, self._say = tracker, say
         self._failed = False
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
         """Pass it on."""
-        self._try(lambda: self._observer.begin(config, folder))
+        self._try(lambda: self._tracker.begin(config, folder))
 
     def score(self, round: int, values: Mapping[str, float]) -> None:
         """Pass it on."""
-        self._try(lambda: self._observer.score(round, values))
+        self._try(lambda: self._tracker.score(round, values))
 
     def end(self, values: Mapping[str, float], files: Sequence[Path]) -> None:
         """Pass it on."""
-        self._try(lambda: self._observer.end(values, files))
+        self._try(lambda: self._tracker.end(values, files))
 
     def close(self) -> None:
         """Pass it on, even to one that has failed: it may have something open."""
         if self._failed:
             with suppress(Exception):
-                self._observer.close()
-        self._try(self._observer.close)
+                self._tracker.close()
+        self._try(self._tracker.close)
 
     def _try(self, call: Callable[[], None]) -> None:
         if self._failed:
@@ -194,16 +194,16 @@ class Guarded(Observer):
             call()
         except Exception as error:
             self._failed = True
-            who, what = type(self._observer).__name__, type(error).__name__
+            who, what = type(self._tracker).__name__, type(error).__name__
             self._say(f"{who} failed ({what}: {error}); the run goes on without it")
 
 
-OBSERVERS: dict[str, type[Observer]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+TRACKERS: dict[str, type[TrackerBackend]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def observers_of(names: Sequence[str]) -> tuple[Observer, ...]:
-    """The observers of these names; a `ConfigError` says which extra one of them lacks."""
-    return tuple(OBSERVERS[name]() for name in dict.fromkeys(names))
+def trackers_of(names: Sequence[str]) -> tuple[TrackerBackend, ...]:
+    """The trackers of these names; a `ConfigError` says which extra one of them lacks."""
+    return tuple(TRACKERS[name]() for name in dict.fromkeys(names))
 
 
 def forget(folder: Path) -> None:
@@ -212,12 +212,12 @@ def forget(folder: Path) -> None:
     shutil.rmtree(folder / _EVENTS, ignore_errors=True)
 
 
-def values_of(course: Course) -> dict[str, float]:
+def tracked_values(state: TrainState) -> dict[str, float]:
     """The last scores as `KIND/SCORE/SUMMARY`, and what the run had cost by then.
 
     What is not defined, such as the R2 of clients whose targets are all alike, is left out.
     """
-    last = course.history[-1]
+    last = state.history[-1]
     values = {
         f"{kind}/{score}/{name}": number
         for kind, scores in last.scores.items()
@@ -225,10 +225,10 @@ def values_of(course: Course) -> dict[str, float]:
         for name, number in summary._asdict().items()
         if name != "clients" and isfinite(number)
     }
-    costs = Costs.of(course.traffic, None)
+    costs = Costs.of(state.traffic, None)
     values["uplink_bytes"] = float(costs.uplink_bytes[last.round])
     values["downlink_bytes"] = float(costs.downlink_bytes[last.round])
-    return values | {"seconds": course.marks[-1]}
+    return values | {"seconds": state.marks[-1]}
 
 
 def _imported(module: str, extra: Tracker) -> Any:

@@ -6,10 +6,11 @@ from typing import Final
 
 import jax
 
-from perfed.simulation.devices import mesh
-from perfed.simulation.engine import Engine
-from perfed.simulation.experiment import Setup
-from perfed.simulation.hosts import several
+from perfed.core.trees import tree_bytes
+from perfed.simulation.devices import device_mesh
+from perfed.simulation.engine import Simulator
+from perfed.simulation.experiment import Experiment
+from perfed.simulation.hosts import is_multihost
 from perfed.simulation.streamed import Streamed
 from perfed.simulation.vectorized import Vectorized
 
@@ -23,38 +24,37 @@ _CONTAINER: Final = (
 
 
 def engine_for(
-    setup: Setup,
+    experiment: Experiment,
     devices: int | None = None,
     chunk: int | None = None,
     store: Path | None = None,
-) -> Engine:
+) -> Simulator:
     """The fast engine if all fits into memory, or else the one that reads what it needs.
 
     On several hosts it is the latter, so that each reads the rows of its own clients only.
 
     Args:
-        setup: what is simulated.
+        experiment: what is trained.
         devices: how many devices; None: all.
         chunk: at most so many clients at once on a device; None: chosen by memory.
         store: the folder for what clients keep, if it is not kept in memory.
     """
-    if several() or resident_bytes(setup, devices) > room():
-        return Streamed(setup, devices, chunk, store)
-    return Vectorized(setup, devices, chunk)
+    if is_multihost() or resident_bytes(experiment, devices) > memory_limit():
+        return Streamed(experiment, devices, chunk, store)
+    return Vectorized(experiment, devices, chunk)
 
 
-def resident_bytes(setup: Setup, devices: int | None = None) -> int:
+def resident_bytes(experiment: Experiment, devices: int | None = None) -> int:
     """What all examples, and what all clients keep, take on the devices of a memory."""
-    federation = setup.federation
+    federation = experiment.federation
     rows = sum(a.nbytes for part in (federation.train, federation.test) for a in (part.x, part.y))
-    kept = jax.eval_shape(setup.first_kept, setup.model_shape())
-    a_client = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+    per_client = tree_bytes(jax.eval_shape(experiment.init_record, experiment.model_shape))
     # A CPU's devices share one memory, and in it the rows; what clients keep each has for itself.
-    copies = mesh(devices).size if jax.default_backend() == "cpu" else 1
-    return int(rows + copies * federation.clients * a_client)
+    copies = device_mesh(devices).size if jax.default_backend() == "cpu" else 1
+    return int(rows + copies * federation.clients * per_client)
 
 
-def room() -> int:
+def memory_limit() -> int:
     """How much of a device's memory may be taken by what stays there."""
     limits = jax.local_devices()[0].memory_stats() or {}
     total = limits.get("bytes_limit")

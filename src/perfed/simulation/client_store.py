@@ -1,7 +1,7 @@
-"""What clients keep between their turns, on disk: a row a client, whatever their number.
+"""What clients keep between their rounds, on disk: a row per client, whatever their number.
 
-`rows` has a row of bytes for each client that has had a turn, in the order of their first turns (so
-rounds of a large federation write to the end of it, not all over the disk); `places` says where
+`rows` has a row of bytes for each client that has taken part, in the order of their first rounds
+(so rounds of a large federation write to the end of it, not all over the disk); `places` says where
 each client's is. `undo` holds what rounds have overwritten since the last checkpoint, so
 that the store can go back to any round from there on, wherever a run was ended.
 """
@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from perfed.core.errors import DataError
 from perfed.simulation import hosts
-from perfed.simulation.experiment import Kept
+from perfed.simulation.experiment import ClientRecord
 
 ROWS: Final = "rows"
 PLACES: Final = "places"
@@ -53,13 +53,13 @@ class _Undo(NamedTuple):
 class ClientStore:
     """What clients keep, by their numbers."""
 
-    def __init__(self, folder: Path | None, clients: int, first: Kept) -> None:
+    def __init__(self, folder: Path | None, clients: int, first: ClientRecord) -> None:
         """Open a store, or make one.
 
         Args:
             folder: where it is; None: in a folder that is removed at the end.
             clients: how many there are.
-            first: what a client keeps before its first turn.
+            first: what a client keeps before its first round.
         """
         self._temporary = TemporaryDirectory(prefix="perfed-") if folder is None else None
         self._folder = Path(self._temporary.name) if self._temporary else folder or Path()
@@ -102,15 +102,15 @@ class ClientStore:
             os.fsync(folder)
             os.close(folder)
 
-    def read(self, clients: Int[np.ndarray, " some"]) -> Kept:
+    def read(self, clients: Int[np.ndarray, " some"]) -> ClientRecord:
         """What these clients keep, stacked."""
         rows = np.tile(self._first, (len(clients), 1))
         known = self._places[clients] > 0
         rows[known] = self._rows[self._places[clients[known]] - 1]
         return self._shaped(rows)
 
-    def write(self, round: int, clients: Int[np.ndarray, " some"], kept: Kept) -> None:
-        """What these clients keep after a turn in a round."""
+    def write(self, round: int, clients: Int[np.ndarray, " some"], kept: ClientRecord) -> None:
+        """What these clients keep after a round."""
         if self._temporary is None:
             known = self._places[clients] > 0
             old = self._rows[self._places[clients[known]] - 1]
@@ -128,15 +128,15 @@ class ClientStore:
 
     def share(self) -> None:
         """Of several processes: what the first one's clients keep, in all of them."""
-        own = np.flatnonzero(self._places) if hosts.leads() else np.zeros(0, np.int64)
-        known = np.frombuffer(hosts.told(own.tobytes()) or b"", np.int64)
+        own = np.flatnonzero(self._places) if hosts.is_first() else np.zeros(0, np.int64)
+        known = np.frombuffer(hosts.broadcast(own.tobytes()) or b"", np.int64)
         at_once = max(1, _SHARED_AT_ONCE // len(self._first))
         for i in range(0, len(known), at_once):
             some = known[i : i + at_once]
-            contents = hosts.told(
-                self._rows[self._places[some] - 1].tobytes() if hosts.leads() else b""
+            contents = hosts.broadcast(
+                self._rows[self._places[some] - 1].tobytes() if hosts.is_first() else b""
             )
-            if not hosts.leads():
+            if not hosts.is_first():
                 self._put(some, np.frombuffer(contents or b"", np.uint8).reshape(len(some), -1))
 
     @property
@@ -167,7 +167,7 @@ class ClientStore:
             )
         for undo in reversed(undone[round - base :]):
             place = self._places[undo.client[undo.known == 1]]
-            # A place may be missing after a power failure, of a client whose first turn an earlier
+            # A place may be missing after a power failure, of a client whose first round an earlier
             # one of these rounds was: that one is undone as well.
             there = place > 0
             self._rows[place[there] - 1] = undo.rows[there]
@@ -207,7 +207,7 @@ class ClientStore:
             # Before what it undoes: the system may write that to the disk at any time.
             os.fdatasync(file.fileno())
 
-    def _shaped(self, rows: np.ndarray) -> Kept:
+    def _shaped(self, rows: np.ndarray) -> ClientRecord:
         parts: Iterator[np.ndarray] = iter(
             np.split(rows, np.cumsum([leaf.nbytes for leaf in self._leaves])[:-1], axis=1)
         )
@@ -215,7 +215,7 @@ class ClientStore:
             np.ascontiguousarray(next(parts)).view(leaf.dtype).reshape(len(rows), *leaf.shape)
             for leaf in self._leaves
         ]
-        kept: Kept = jax.tree.unflatten(self._structure, leaves)
+        kept: ClientRecord = jax.tree.unflatten(self._structure, leaves)
         return kept
 
     def remove(self) -> None:
@@ -230,28 +230,28 @@ class ClientStore:
 
 
 @final
-class KeptAside:
+class RunStore:
     """What a run keeps in a store beside its state, and the round that the store stands at."""
 
     def __init__(self, store: ClientStore) -> None:
         self.store = store
         self._round: int | None = None
 
-    def stand_at(self, round: int) -> None:
+    def go_to(self, round: int) -> None:
         """Make it what it was after so many rounds, if it is not."""
         if self._round != round:
             self.store.rewind(round)
             self._round = round
 
-    def take_up(self, round: int) -> None:
+    def resume_at(self, round: int) -> None:
         """The same when a run goes on; of several processes only the first has kept anything."""
-        if hosts.leads():
-            self.stand_at(round)
-        if hosts.several():
+        if hosts.is_first():
+            self.go_to(round)
+        if hosts.is_multihost():
             self.store.share()
         self._round = round
 
-    def write(self, round: int, clients: Int[np.ndarray, " some"], kept: Kept) -> None:
+    def write(self, round: int, clients: Int[np.ndarray, " some"], kept: ClientRecord) -> None:
         """What clients keep after a round."""
         self.store.write(round, clients, kept)
         self._round = round + 1
@@ -266,7 +266,7 @@ class KeptAside:
 
     def after_checkpoint(self, round: int) -> None:
         """One of this round has been written: there is no going back beyond it."""
-        self.stand_at(round)
+        self.go_to(round)
         self.store.settle(round)
 
     def clear(self) -> None:

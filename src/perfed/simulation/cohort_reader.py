@@ -18,8 +18,8 @@ from jaxtyping import Int
 
 from perfed.core.errors import DataError
 from perfed.core.objective import BLOCK
-from perfed.simulation.device_round import EVERYWHERE, SHARED_OUT
-from perfed.simulation.experiment import DeviceData, DeviceRows, Setup
+from perfed.simulation.device_round import REPLICATED, SHARDED
+from perfed.simulation.experiment import DeviceData, DeviceRows, Experiment
 
 _Scaling = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -32,16 +32,16 @@ _READERS: Final = 8
 
 
 @final
-class Reader:
-    """Makes worlds of some clients.
+class CohortReader:
+    """Makes device data of some clients.
 
     Rows lie one client after another, without padding but for the end, where there is room for what
-    other clients may need, so that all worlds have one shape. That room only ever grows.
+    other clients may need, so that all of them have one shape. That room only ever grows.
     """
 
-    def __init__(self, setup: Setup, mesh: Mesh) -> None:
-        self._setup, self._mesh = setup, mesh
-        self._sides = {"train": setup.federation.train, "test": setup.federation.test}
+    def __init__(self, experiment: Experiment, mesh: Mesh) -> None:
+        self._experiment, self._mesh = experiment, mesh
+        self._sides = {"train": experiment.federation.train, "test": experiment.federation.test}
         self._sizes = {side: np.asarray(flat.size) for side, flat in self._sides.items()}
         self._starts = {side: np.asarray(flat.start) for side, flat in self._sides.items()}
         self._sources = {
@@ -51,19 +51,19 @@ class Reader:
         here = jax.process_index()
         self._mine = [i for i, d in enumerate(mesh.devices.ravel()) if d.process_index == here]
         self._devices = [mesh.devices.ravel()[i] for i in self._mine]
-        scaling = setup.federation.scaling
+        scaling = experiment.federation.scaling
         self._scaled_alike = scaling is not None and scaling.shared
         self._scaling = scaling
         if scaling is not None and self._scaled_alike:
-            everywhere = NamedSharding(mesh, EVERYWHERE)
+            everywhere = NamedSharding(mesh, REPLICATED)
             shift, scale, clip = map(np.asarray, scaling.arrays)
             self._for_all: _Scaling = jax.device_put((shift, scale, clip), everywhere)
 
-    def world(self, numbers: Int[np.ndarray, "devices seats"], test: bool) -> DeviceData:
-        """The world of these clients.
+    def device_data(self, numbers: Int[np.ndarray, "devices slots"], test: bool) -> DeviceData:
+        """The data of these clients.
 
         Args:
-            numbers: the clients on each device, by number; that of all clients: an empty seat.
+            numbers: the clients on each device, by number; that of all clients: an empty slot.
             test: whether what they are scored on is read too.
         """
         scaling = self._own_scaling(numbers)
@@ -74,30 +74,30 @@ class Reader:
         )
 
     def specs(self, test: bool) -> DeviceData:
-        """Where the parts of such a world lie."""
-        side = EVERYWHERE if self._scaled_alike else SHARED_OUT
+        """Where the parts of such data lie."""
+        side = REPLICATED if self._scaled_alike else SHARDED
         scaling: Any = None if self._scaling is None else (side, side, side)
-        rows: Any = DeviceRows(SHARED_OUT, SHARED_OUT, SHARED_OUT, SHARED_OUT, scaling)  # type: ignore[arg-type]
-        return DeviceData(rows, rows if test else None, SHARED_OUT)  # type: ignore[arg-type]
+        rows: Any = DeviceRows(SHARDED, SHARDED, SHARDED, SHARDED, scaling)  # type: ignore[arg-type]
+        return DeviceData(rows, rows if test else None, SHARDED)  # type: ignore[arg-type]
 
     def mine(self, everyones: np.ndarray) -> np.ndarray:
         """The part of this process's devices in an array over all devices."""
         return everyones[self._mine]
 
     def placed(self, own: np.ndarray) -> jax.Array:
-        """An array of this process's devices and their seats, as one over all devices."""
+        """An array of this process's devices and their slots, as one over all devices."""
         parts = [jax.device_put(part, d) for part, d in zip(own, self._devices, strict=True)]
         shape = (self._mesh.size * own.shape[1], *own.shape[2:])
-        sharding = NamedSharding(self._mesh, SHARED_OUT)
+        sharding = NamedSharding(self._mesh, SHARDED)
         placed: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, parts)
         return placed
 
-    def _own_scaling(self, numbers: Int[np.ndarray, "devices seats"]) -> _Scaling | None:
+    def _own_scaling(self, numbers: Int[np.ndarray, "devices slots"]) -> _Scaling | None:
         if self._scaling is None:
             return None
         if self._scaled_alike:
             return self._for_all
-        some = np.minimum(self.mine(numbers), self._setup.federation.clients - 1)
+        some = np.minimum(self.mine(numbers), self._experiment.federation.clients - 1)
         scaling = self._scaling
         shift, scale, clip = (self.placed(part[some]) for part in scaling.arrays)
         return shift, scale, clip
@@ -105,7 +105,7 @@ class Reader:
     def _rows(
         self,
         side: str,
-        numbers: Int[np.ndarray, "devices seats"],
+        numbers: Int[np.ndarray, "devices slots"],
         scaling: _Scaling | None,
     ) -> DeviceRows:
         flat, sizes = self._sides[side], self._sizes[side]
@@ -121,17 +121,17 @@ class Reader:
             starts, counts = (part[clients].tolist() for part in (self._starts[side], sizes))
             for source, to in zip(self._sources[side], (x[d], y[d]), strict=True):
                 source.copy(starts, counts, to)
-            # What an empty seat works on.
+            # What an empty slot works on.
             x[d, sum(counts) :][:1], y[d, sum(counts) :][:1] = 0, 0
         start = np.cumsum(size, axis=1) - size
-        # An empty seat works on one row, whichever; what comes of it is thrown away.
+        # An empty slot works on one row, whichever; what comes of it is thrown away.
         start, size = np.minimum(start, room - 1), np.maximum(size, 1)
         parts = (x, y, *(self.mine(part.astype(np.int32)) for part in (start, size)))
         placed = [self.placed(part) for part in parts]
         return DeviceRows(placed[0], placed[1], placed[2], placed[3], scaling)
 
     def _room_for(self, side: str, rows: int) -> int:
-        """How many rows a device's part of a world has room for."""
+        """How many rows a device's part of the data has room for."""
         if rows > self._room[side]:
             # A tenth more than the first cohort has, since the next may have more.
             steps = log(max(BLOCK, 1.1 * rows) / BLOCK, _GROWTH)
@@ -207,13 +207,13 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return raw[first : first + length].view(dtype).reshape(shape)
 
 
-def on_all(value: np.ndarray, mesh: Mesh) -> jax.Array:
+def replicated_array(value: np.ndarray, mesh: Mesh) -> jax.Array:
     """One array on all devices of this process; a CPU's share one copy of it."""
     if mesh.devices.ravel()[0].platform == "cpu":
         aligned = _aligned(value.shape, np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)))
         aligned[...] = value
         value = aligned
-    placed: jax.Array = jax.device_put(value, NamedSharding(mesh, EVERYWHERE))
+    placed: jax.Array = jax.device_put(value, NamedSharding(mesh, REPLICATED))
     return placed
 
 
@@ -222,9 +222,9 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, jax.device_get(tree))
 
 
-def everywhere(tree: Any, mesh: Mesh) -> Any:
+def replicated(tree: Any, mesh: Mesh) -> Any:
     """Values that all processes have alike, on all devices."""
-    sharding = NamedSharding(mesh, EVERYWHERE)
+    sharding = NamedSharding(mesh, REPLICATED)
 
     def placed(leaf: Any) -> jax.Array:
         value = np.asarray(leaf)

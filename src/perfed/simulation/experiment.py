@@ -1,29 +1,30 @@
-"""What is simulated, and the steps of a round that every engine shares."""
+"""What is trained: data, model, method, and how a cohort is drawn and its updates travel."""
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from perfed.core.errors import DivergedError, FieldError, require, require_choice, require_count
-from perfed.core.objective import Examples, Model, Objective, Params, Sampling, Task
+from perfed.core.objective import Examples, Model, Objective, Sampling, Task
 from perfed.core.random import IntLike, Purpose, fold, permuted
+from perfed.core.trees import Params, combine, leaf_paths, partition, path_name
 from perfed.data import Federation, FlatExamples
 from perfed.data.scaling import own_row
-from perfed.methods import Method, Turn
-from perfed.methods.base import Memory, change, changed
-from perfed.pipeline.codecs import Codec, Float32, RandomK, Sent, TopK
+from perfed.methods import ClientState, Method, Received, RoundContext, ServerState
+from perfed.pipeline import Pipeline
+from perfed.pipeline.codecs import Codec, Float32, RandomK, TopK
 from perfed.simulation.devices import compiler_options
 
 Weighting = Literal["uniform", "size"]
 
-_AS_IT_IS = Float32()
+_FLOAT32 = Float32()
+_PLAIN = Pipeline()
 
 # What to do about a run that diverges.
 HINT = (
@@ -32,44 +33,47 @@ HINT = (
 )
 
 
-class Kept(NamedTuple):
-    """What a client keeps between its turns, and never sends.
+class ClientRecord(NamedTuple):
+    """What a client keeps between its rounds, and never sends.
 
     Attributes:
-        memory: the method's; None if nothing.
+        state: the method's; None if it keeps nothing.
+        personal: the leaves of the model that are the client's own; None if there are none.
         residual: what its messages have left out so far; None without error feedback.
     """
 
-    memory: Memory
+    state: ClientState
+    personal: Params | None
     residual: Params | None
 
 
-class State(NamedTuple):
+NO_RECORD = ClientRecord(None, None, None)
+
+
+class EngineState(NamedTuple):
     """Where a run stands; all there is to save.
 
     Attributes:
         round: how many rounds are done.
-        w: the global model.
-        kept: what each client keeps, stacked along a first axis.
-        iterate: the cohort's mean iterate in the last round, where the method sends one.
+        params: the shared parameters. A personal leaf is None here.
+        server_state: what the method keeps at the server.
+        clients: what each client keeps, stacked along a first axis.
     """
 
     round: Int[Array, ""]
-    w: Params
-    kept: Kept
-    iterate: Params | None
+    params: Params
+    server_state: ServerState
+    clients: ClientRecord
+
+    def without_clients(self) -> "EngineState":
+        """The server's part."""
+        return self._replace(clients=NO_RECORD)
 
 
-class Numbers(NamedTuple):
-    """What may differ between runs that are computed at once.
+class ServerExtra(NamedTuple):
+    """What a client elsewhere knows of the server's state: what the method sends of it."""
 
-    Attributes:
-        seed: the run's seed.
-        rates: the method's settings that are only numbers (`Method.rates`).
-    """
-
-    seed: Int[Array, ""]
-    rates: dict[str, Float[Array, ""]]
+    extra: Any
 
 
 class DeviceRows(NamedTuple):
@@ -96,47 +100,22 @@ class DeviceData(NamedTuple):
     number: Int[Array, " clients"]
 
 
-class Due(NamedTuple):
-    """What a client has after its turn, before anything is sent.
+class Variables(NamedTuple):
+    """What may differ between runs that are one compiled program.
 
     Attributes:
-        weight: the client's weight in the mean.
-        change: what it has to send: its local model minus the one it was sent, and what earlier
-            messages have left out.
-        iterate: its iterate minus the model it was sent, if the method sends one.
-        memory: what it remembers.
+        seed: the run's seed.
+        method: the method, whose leaves are numbers on a device.
     """
 
-    weight: Float[Array, ""]
-    change: Params
-    iterate: Params | None
-    memory: Memory
-
-
-class Contribution(NamedTuple):
-    """What one client's turn adds to the round.
-
-    Attributes:
-        weight: the client's weight in the mean.
-        change: its local model minus the one it was sent, as the server receives it.
-        iterate: its iterate minus the model it was sent, if the method sends one.
-        kept: what it keeps; this one stays with the client.
-        finite: whether all that it sends and keeps is finite.
-        bytes: the length of its messages.
-    """
-
-    weight: Float[Array, ""]
-    change: Params
-    iterate: Params | None
-    kept: Kept
-    finite: Bool[Array, ""]
-    bytes: Int[Array, ""]
+    seed: Int[Array, ""]
+    method: Any
 
 
 @final
 @dataclass(frozen=True)
-class Setup:
-    """What is simulated.
+class Experiment:
+    """What is trained.
 
     Attributes:
         federation: all clients' data.
@@ -146,8 +125,10 @@ class Setup:
         seed: the seed of everything random in the run.
         weighting: the mean over the cohort: `uniform` as in the papers, or by training `size`.
         sampling: how batches are drawn (`Objective.batches`).
-        codec: how clients' changes become messages.
-        downlink: how the server's model becomes one, the same for the whole cohort.
+        pipeline: what happens to clients' deltas on their way.
+        downlink: how the server's model is written, the same for the whole cohort.
+        personal: leaves that stay with their clients, whatever the method, by name or by the start
+            of it: `head` stands for `head.w` and `head.b`.
         first: the number of the first client among all there are, where these are only some.
     """
 
@@ -158,8 +139,9 @@ class Setup:
     seed: int = 0
     weighting: Weighting = "uniform"
     sampling: Sampling = "replacement"
-    codec: Codec = _AS_IT_IS
-    downlink: Codec = _AS_IT_IS
+    pipeline: Pipeline = _PLAIN
+    downlink: Codec = _FLOAT32
+    personal: tuple[str, ...] = ()
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -167,85 +149,106 @@ class Setup:
         require(isinstance(self.method, Method), "method", self.method, what)
         require(0 <= self.seed < 2**31, "seed", self.seed, "must be between 0 and 2^31 - 1")
         require_count("cohort", self.cohort)
-        self._check_model()
+        _check_model(self.task, self.federation)
         clients = self.federation.clients
         allowed = f"must be between 1 and the number of clients, {clients}"
         require(1 <= self.cohort <= clients, "cohort", self.cohort, allowed)
         require_choice("weighting", self.weighting, get_args(Weighting))
         require_choice("sampling", self.sampling, get_args(Sampling))
-        for field in ("codec", "downlink"):
-            given = getattr(self, field)
-            what = "must be a codec, such as LowPrecision(), not its class or name"
-            require(isinstance(given, Codec), field, given, what)
-        allowed = "must write all of a model, without error feedback: cohorts change every round"
-        whole = not self.downlink.error_feedback and not isinstance(self.downlink, TopK | RandomK)
+        what = "must be a Pipeline, such as Pipeline.of(LowPrecision())"
+        require(isinstance(self.pipeline, Pipeline), "pipeline", self.pipeline, what)
+        what = "must be a codec, such as LowPrecision(), not its class or name"
+        require(isinstance(self.downlink, Codec), "downlink", self.downlink, what)
+        allowed = "must write all of a model: cohorts change every round"
+        whole = not isinstance(self.downlink, TopK | RandomK)
         require(whole, "downlink", self.downlink, allowed)
+        names = [path_name(path) for path in leaf_paths(self.model_shape)]
+        for pattern in self.personal:
+            known = any(_is_at(name, pattern) for name in names)
+            allowed = f"names no leaf of the model; they are {', '.join(names)}"
+            require(known, "personal", pattern, allowed)
 
-    def _check_model(self) -> None:
-        """The model takes these inputs, and gives an output for each class or for the target."""
-        model, shape = self.task.model, self.federation.example_shape
-        example = jax.ShapeDtypeStruct((1, *shape), self.federation.example_type)
-        try:
-            outputs = jax.eval_shape(
-                lambda x: model.apply(model.init(jax.random.key(0)), x), example
-            ).shape
-        except (TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise FieldError(
-                "model", model, f"cannot take inputs of shape {shape}: {reason}"
-            ) from None
-        if self.task.loss is not None:
-            return
-        wanted = self.federation.outputs
-        if self.federation.labels is None:
-            fits, what = outputs in ((1,), (1, 1)), "the data are a regression, with one target"
-        else:
-            fits = len(outputs) == 2 and outputs[1] >= wanted
-            what = f"the data have {wanted} classes"
-        require(fits, "model", model, f"gives outputs of shape {outputs[1:]}, but {what}")
+    # Runs that are computed together
 
-    def numbers(self) -> Numbers:
-        """What may differ between runs that are computed at once."""
-        given = {name: getattr(self.method, name) for name in type(self.method).rates}
-        return Numbers(
-            jnp.int32(self.seed),
-            {k: jnp.asarray(v, float) for k, v in given.items() if v is not None},
-        )
+    def variables(self) -> Variables:
+        """What may differ between runs that are computed together, as arrays."""
+        leaves = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), self.method)
+        return Variables(jnp.int32(self.seed), leaves)
 
-    def with_numbers(self, numbers: Numbers) -> "Setup":
+    def with_variables(self, variables: Variables) -> "Experiment":
         """The same with other numbers, which may be traced: they are not checked again."""
-        method, setup = copy(self.method), copy(self)
-        for name, value in numbers.rates.items():
-            object.__setattr__(method, name, value)
-        object.__setattr__(setup, "method", method)
-        object.__setattr__(setup, "seed", numbers.seed)
-        return setup
+        new = object.__new__(Experiment)
+        new.__dict__.update(self.__dict__)
+        new.__dict__.update(seed=variables.seed, method=variables.method)
+        return new
 
-    def alike(self, other: "Setup") -> bool:
-        """Whether the two differ in nothing but numbers, so that they can be computed at once."""
-        if type(self.method) is not type(other.method):
-            return False
-        rates = type(self.method).rates
-        both = [
-            {
-                field.name: (value is None) if field.name in rates else value
-                for field in fields(method)  # type: ignore[arg-type]
-                for value in [getattr(method, field.name)]
-            }
-            for method in (self.method, other.method)
-        ]
+    def same_program(self, other: "Experiment") -> bool:
+        """Whether the two differ in numbers only, so that they can be computed together."""
+        structures: list[Any] = [jax.tree.structure(e.method) for e in (self, other)]
         rest = [f.name for f in fields(self) if f.name not in ("federation", "method", "seed")]
-        return (
-            both[0] == both[1]
+        return bool(
+            structures[0] == structures[1]
             and self.federation is other.federation
             and all(getattr(self, name) == getattr(other, name) for name in rest)
         )
 
+    # The model, and which of it is shared
+
+    @cached_property
     def model_shape(self) -> Params:
         """The shapes of the model's parameters."""
         return jax.eval_shape(self.task.model.init, jax.random.key(0))
 
-    def world(self, place: Callable[[np.ndarray], Array] = jnp.asarray) -> DeviceData:
+    @cached_property
+    def is_shared(self) -> tuple[bool, ...]:
+        """For each leaf of the model whether the server has it."""
+        return shared_leaves(self.method, self.model_shape, self.personal)
+
+    def divided(self, params: Params) -> tuple[Params, Params | None]:
+        """The shared leaves of a model, and the personal ones."""
+        return partition(params, self.is_shared)
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether the server's model means something by itself."""
+        return self.method.has_global_model and all(self.is_shared)
+
+    def shared_shape(self) -> Params:
+        """The shapes of the shared parameters."""
+        return self.divided(self.model_shape)[0]
+
+    # Where it begins
+
+    def init_params(self) -> Params:
+        """Fresh parameters, all of them."""
+        model = self.task.model
+        # Inside another program, it is a part of that.
+        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+        return (_init if traced or not _hashable(model) else _jitted_init())(model, self.seed)
+
+    def init_record(self, params: Params) -> ClientRecord:
+        """What a client keeps before its first round, given the first model."""
+        shared, personal = self.divided(params)
+        state = self.method.init_client_state(params)
+        return ClientRecord(state, personal, self.pipeline.init_residual(shared))
+
+    def init_server(self, params: Params) -> EngineState:
+        """The state before the first round, but for what clients keep."""
+        shared, _ = self.divided(params)
+        server_state = self.method.init_server_state(shared)
+        return EngineState(jnp.int32(0), shared, server_state, NO_RECORD)
+
+    def init_state(self) -> EngineState:
+        """The state before the first round."""
+        params, n = self.init_params(), self.federation.clients
+        records = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), self.init_record(params)
+        )
+        return self.init_server(params)._replace(clients=records)
+
+    # Data
+
+    def device_data(self, place: Callable[[np.ndarray], Array] = jnp.asarray) -> DeviceData:
         """The federation as arrays, which `place` puts where they are needed."""
         scaling = None
         if self.federation.scaling is not None:
@@ -259,42 +262,6 @@ class Setup:
         number = place(self.first + np.arange(self.federation.clients, dtype=np.int32))
         return DeviceData(rows(self.federation.train), rows(self.federation.test), number)
 
-    def first_model(self) -> Params:
-        """Fresh parameters."""
-        model = self.task.model
-        # Inside another program, it is a part of that.
-        traced = isinstance(jnp.zeros(()), jax.core.Tracer)
-        return (_drawn if traced or not _hashable(model) else _drawing())(model, self.seed)
-
-    def first_kept(self, w: Params) -> Kept:
-        """What a client keeps that has not had a turn."""
-        residual = jax.tree.map(jnp.zeros_like, w) if self.codec.error_feedback else None
-        return Kept(self.method.first_memory(w), residual)
-
-    def first_state(self) -> State:
-        """Fresh parameters, and the memory of clients that have not had a turn."""
-        w, n = self.first_model(), self.federation.clients
-        everyones = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), self.first_kept(w)
-        )
-        return State(jnp.int32(0), w, everyones, w if self.method.send_iterate else None)
-
-    def pick_cohort(
-        self, round: IntLike, seat: Int[Array, " seats"] | None = None
-    ) -> Int[Array, " seats"]:
-        """A uniform sample of clients without replacement: who has these seats (None: all of them).
-
-        A seat past the cohort is empty: nobody has it, which is said by the number of clients.
-        """
-        seat = jnp.arange(self.cohort) if seat is None else seat
-        nobody = self.federation.clients
-        picked = permuted(fold(self.seed, Purpose.COHORT, round), seat % nobody, nobody)
-        return jnp.where(seat < self.cohort, picked, nobody)
-
-    def turn(self, round: IntLike) -> Turn:
-        """What the server tells every client of the round."""
-        return Turn(jnp.asarray(round), fold(self.seed, Purpose.TURN, round))
-
     def objective(self, rows: DeviceRows | None, client: IntLike) -> Objective:
         """One client's problem on one side of its data."""
         assert rows is not None, "these rows were not asked for"
@@ -305,78 +272,54 @@ class Setup:
         examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
         return Objective(self.task, examples, self.sampling)
 
-    def broadcast(self, w: Params, round: IntLike) -> Sent:
-        """The server's model as the cohort receives it, and the length of the message."""
-        sent = self.downlink.send(self.downlink_key(round), w)
-        return sent if self.method.sends else Sent(w, jnp.int32(0))
+    # Randomness
 
-    def downlink_key(self, round: IntLike) -> PRNGKeyArray:
-        """The randomness of the server's message."""
-        return fold(self.seed, Purpose.DOWNLINK, round)
+    def sample_cohort(
+        self, round: IntLike, slot: Int[Array, " slots"] | None = None
+    ) -> Int[Array, " slots"]:
+        """A uniform sample of clients without replacement: who is in these slots (None: in all).
 
-    def uplink_key(self, round: IntLike, number: IntLike, message: int) -> PRNGKeyArray:
-        """The randomness of a client's message, 0 for its change and 1 for its iterate."""
-        return jax.random.fold_in(self.client_key(Purpose.UPLINK, round, number), message)
+        A slot past the cohort is empty, which is said by the number of clients.
+        """
+        slot = jnp.arange(self.cohort) if slot is None else slot
+        nobody = self.federation.clients
+        picked = permuted(fold(self.seed, Purpose.COHORT, round), slot % nobody, nobody)
+        return jnp.where(slot < self.cohort, picked, nobody)
+
+    def context(self, round: IntLike, key: PRNGKeyArray) -> RoundContext:
+        """What one who has this key knows of a round."""
+        cohort_key = fold(self.seed, Purpose.ROUND, round)
+        clients = self.federation.clients
+        return RoundContext(jnp.asarray(round), key, cohort_key, self.cohort, clients)
 
     def client_key(self, purpose: Purpose, round: IntLike, number: IntLike) -> PRNGKeyArray:
         """The randomness of one client in a round."""
         return fold(self.seed, purpose, round, number)
 
-    @property
-    def iterate_codec(self) -> Codec:
-        """How iterates are sent: nothing makes up for what a message leaves out, so as if alone."""
-        return replace(self.codec, error_feedback=False)
+    def uplink_key(self, round: IntLike, number: IntLike, message: int) -> PRNGKeyArray:
+        """The randomness of a client's message: 0 for its delta, 1 for what goes beside it."""
+        return jax.random.fold_in(self.client_key(Purpose.UPLINK, round, number), message)
 
-    def work(
-        self, world: DeviceData, w: Params, kept: Kept, round: IntLike, client: IntLike
-    ) -> Due:
-        """One client's turn in a round, from the model it was sent."""
-        objective = self.objective(world.train, client)
-        key = self.client_key(Purpose.LOCAL, round, world.number[client])
-        reply = self.method.local(objective, w, kept.memory, self.turn(round), key)
-        asked, what = self.method.send_iterate, "the method's replies say otherwise: see Method"
-        require((reply.iterate is not None) == asked, "send_iterate", asked, what)
-        due = change(reply.w, w)
-        if kept.residual is not None:
-            due = changed(due, kept.residual)
-        iterate = None if reply.iterate is None else change(reply.iterate, w)
-        weight = objective.examples.size if self.weighting == "size" else 1.0
-        return Due(jnp.asarray(weight, float), due, iterate, reply.memory)
+    def downlink_key(self, round: IntLike, message: int = 0) -> PRNGKeyArray:
+        """The randomness of the server's message: 0 for its model, 1 for what goes beside it."""
+        key = fold(self.seed, Purpose.DOWNLINK, round)
+        return key if message == 0 else jax.random.fold_in(key, message)
 
-    def take_turn(
-        self, world: DeviceData, w: Params, kept: Kept, round: IntLike, client: IntLike
-    ) -> Contribution:
-        """One client's turn, and what the server receives of it."""
-        due = self.work(world, w, kept, round, client)
-        number = world.number[client]
-        sent = self.codec.send(self.uplink_key(round, number, 0), due.change)
-        residual = None if kept.residual is None else change(due.change, sent.received)
-        iterate, extra = None, jnp.int32(0)
-        if due.iterate is not None:
-            key = self.uplink_key(round, number, 1)
-            iterate, extra = self.iterate_codec.send(key, due.iterate)
-        kept = Kept(due.memory, residual)
-        finite = all_finite((due.change, sent.received, iterate, kept))
-        return Contribution(
-            due.weight,
-            sent.received,
-            iterate,
-            kept,
-            finite,
-            sent.bytes + extra if self.method.sends else jnp.int32(0),
-        )
+    def received(self, state: EngineState, record: ClientRecord) -> Received:
+        """A client's model as the server would have it begin now, without loss on the way."""
+        known = state.server_state
+        extra = known.extra if isinstance(known, ServerExtra) else self.method.broadcast(known)
+        return Received(combine(state.params, record.personal), extra)
 
-    def close_round(
-        self, state: State, total: tuple[Float[Array, ""], Params, Params | None], kept: Kept
-    ) -> State:
-        """The next state, from the cohort's weighted sums (weight, change, iterate)."""
-        weight, change_sum, iterate_sum = total
-        mean_change, mean_iterate = jax.tree.map(
-            lambda leaf: (leaf / weight).astype(leaf.dtype), (change_sum, iterate_sum)
-        )
-        w = self.method.merge(state.w, mean_change)
-        iterate = None if mean_iterate is None else changed(state.w, mean_iterate)
-        return State(state.round + 1, w, kept, iterate)
+    def common_model(self, state: EngineState) -> Params:
+        """The whole model that a client begins with which was not there.
+
+        Shared leaves are the server's; personal ones, of which it has none, as they were at first.
+        """
+        if all(self.is_shared):
+            return state.params
+        _, personal = self.divided(self.init_params())
+        return combine(state.params, personal)
 
     def diverged(self, round: int, client: int) -> DivergedError:
         """The error for an update that is not finite."""
@@ -386,14 +329,49 @@ class Setup:
         )
 
 
-def _drawn(model: Model, seed: IntLike) -> Params:
+def shared_leaves(method: Method, params: Params, personal: tuple[str, ...]) -> tuple[bool, ...]:
+    """For each leaf whether the server has it; not if the method or a setting says otherwise."""
+    return tuple(
+        method.is_shared(path) and not any(_is_at(path_name(path), p) for p in personal)
+        for path in leaf_paths(params)
+    )
+
+
+def _check_model(task: Task, federation: Federation) -> None:
+    """The model takes these inputs, and gives an output for each class or for the target."""
+    model, shape = task.model, federation.example_shape
+    example = jax.ShapeDtypeStruct((1, *shape), federation.example_type)
+    try:
+        outputs = jax.eval_shape(
+            lambda x: model.apply(model.init(jax.random.key(0)), x), example
+        ).shape
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise FieldError("model", model, f"cannot take inputs of shape {shape}: {reason}") from None
+    if task.loss is not None:
+        return
+    wanted = federation.outputs
+    if federation.labels is None:
+        fits, what = outputs in ((1,), (1, 1)), "the data are a regression, with one target"
+    else:
+        fits = len(outputs) == 2 and outputs[1] >= wanted
+        what = f"the data have {wanted} classes"
+    require(fits, "model", model, f"gives outputs of shape {outputs[1:]}, but {what}")
+
+
+def _is_at(name: str, pattern: str) -> bool:
+    """Whether a leaf is named by a pattern: its name, or a part of the tree that it is in."""
+    return name == pattern or name.startswith(f"{pattern}.")
+
+
+def _init(model: Model, seed: IntLike) -> Params:
     return model.init(fold(seed, Purpose.INIT))
 
 
 @cache
-def _drawing() -> Callable[[Model, int], Params]:
+def _jitted_init() -> Callable[[Model, int], Params]:
     # One program instead of one for every kind of draw: a second less to compile.
-    return jax.jit(_drawn, static_argnums=0, compiler_options=compiler_options())
+    return jax.jit(_init, static_argnums=0, compiler_options=compiler_options())
 
 
 def _hashable(value: object) -> bool:
@@ -402,8 +380,3 @@ def _hashable(value: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether every entry of every leaf is finite."""
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from perfed.core.errors import ConfigError, DataError, FieldError, ToldError, require
+from perfed.core.errors import BroadcastError, ConfigError, DataError, FieldError, require
 
 # The rank may be given by a launcher.
 RANK: Final = "PERFED_RANK"
@@ -105,7 +105,7 @@ def _check_devices() -> None:
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         said = ", ".join(f"process {rank} has {n}" for rank, n in sorted(counts.items()))
-        raise ToldError(
+        raise BroadcastError(
             f"--hosts: {said} devices; all need as many: set PERFED_DEVICES to the least of these"
         )
 
@@ -150,18 +150,18 @@ def _is_here(address: str) -> bool:
     return True
 
 
-def several() -> bool:
+def is_multihost() -> bool:
     """Whether this process is one of several."""
     return int(jax.process_count()) > 1
 
 
-def leads() -> bool:
+def is_first() -> bool:
     """Whether this process is the first: the one that speaks and writes."""
     return int(jax.process_index()) == 0
 
 
 @contextmanager
-def ending_together() -> Iterator[None]:
+def exit_together() -> Iterator[None]:
     """Of a process that fails the others hear at once, and it does not wait for them."""
     try:
         yield
@@ -175,25 +175,25 @@ def ending_together() -> Iterator[None]:
         os._exit(code)
 
 
-def agreed(value: int) -> int:
+def agree(value: int) -> int:
     """What the first process says."""
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if several() else value
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_multihost() else value
 
 
-def told(contents: bytes | None) -> bytes | None:
+def broadcast(contents: bytes | None) -> bytes | None:
     """Some bytes of the first process; None, if it has none."""
-    if not several():
+    if not is_multihost():
         return contents
-    length = agreed(-1 if contents is None else len(contents))
+    length = agree(-1 if contents is None else len(contents))
     if length < 0:
         return None
     buffer = np.zeros(length, np.uint8)
-    if leads() and contents is not None:
+    if is_first() and contents is not None:
         buffer[:] = np.frombuffer(contents, np.uint8)
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8))
 
 
-def ready_together(
+def prepare_together(
     prepare: Callable[[], _Given], same: Callable[[_Given], Sequence[tuple[str, str]]]
 ) -> _Given:
     """Prepare in every process; a fault in one is told to all, and so is a difference.
@@ -202,7 +202,7 @@ def ready_together(
         prepare: what each does for itself.
         same: what must be the same in all, of what came of it: (what it is called, value) pairs.
     """
-    if not several():
+    if not is_multihost():
         return prepare()
     made, fault = None, ""
     facts: list[tuple[str, str]] = []
@@ -213,12 +213,12 @@ def ready_together(
         fault = str(error)
     for rank, said in enumerate(_gathered(fault)):
         if said:
-            raise ToldError(f"process {rank}: {said}")
+            raise BroadcastError(f"process {rank}: {said}")
     for what, value in facts:
         everyones = _gathered(value)
         for rank, said in enumerate(everyones):
             if said != everyones[0]:
-                raise ToldError(
+                raise BroadcastError(
                     f"process {rank} has another {what} than process 0; make them the same"
                 )
     assert made is not None
@@ -234,7 +234,7 @@ def _gathered(text: str) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyones.astype(np.uint8)]
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """Of a process that `start_here` has started: its end, if its parent ends, however it does."""
     if os.environ.pop(_TIED, None) is None:
         return
@@ -247,7 +247,7 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def start_here(count: int, arguments: Sequence[str]) -> int:
+def start_processes(count: int, arguments: Sequence[str]) -> int:
     """Run a command in so many processes on this machine, each with its share of the cores.
 
     Returns:

@@ -5,11 +5,11 @@ from functools import cached_property
 from math import ceil, prod
 from typing import final
 
-import jax
 from jax.sharding import Mesh
 
 from perfed.core.objective import BLOCK
-from perfed.simulation.experiment import Setup
+from perfed.core.trees import tree_bytes
+from perfed.simulation.experiment import Experiment
 
 # A client at work holds several copies of the model (iterates, gradients) and a block of examples;
 # all the clients that a device vectorizes at once should stay below this many bytes of them.
@@ -29,17 +29,17 @@ class Layout:
     """Where clients go.
 
     Attributes:
-        setup: what is simulated.
+        experiment: what is trained.
         mesh: the devices.
         chunk: at most so many clients at once on a device; None: as many as fit in memory well.
     """
 
-    setup: Setup
+    experiment: Experiment
     mesh: Mesh
     chunk: int | None
 
-    def of(self, clients: int, runs: int = 1) -> tuple[int, int]:
-        """How many of so many clients a device takes at once, and how many seats it has in all."""
+    def slots(self, clients: int, runs: int = 1) -> tuple[int, int]:
+        """How many of so many clients a device takes at once, and how many slots it has in all."""
         share = ceil(clients / self.mesh.size)
         limit = max(1, self.at_once // runs)
         chunks = ceil(share / limit)
@@ -49,7 +49,7 @@ class Layout:
     @cached_property
     def at_once(self) -> int:
         """How many clients a device takes at once, of all runs together."""
-        block = BLOCK * 4 * prod(self.setup.federation.example_shape)
+        block = BLOCK * 4 * prod(self.experiment.federation.example_shape)
         fitting = self._bytes_at_once // (_COPIES * self.model_bytes + 2 * block)
         if self.on_cpu:
             fitting = min(fitting, _BYTES_IN_CACHE // (_COPIES * self.model_bytes))
@@ -58,8 +58,7 @@ class Layout:
     @cached_property
     def model_bytes(self) -> int:
         """The size of the model."""
-        leaves = jax.tree.leaves(self.setup.model_shape())
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return tree_bytes(self.experiment.model_shape)
 
     @property
     def on_cpu(self) -> bool:

@@ -4,7 +4,7 @@ For tests, and for debugging: under `jax.disable_jit()` every line of a method r
 with prints and breakpoints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -14,116 +14,120 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfed.core.errors import DivergedError, require
+from perfed.core.trees import row
 from perfed.simulation.engine import (
-    Advanced,
     ClientFunction,
     Clients,
-    Engine,
-    OnAllRuns,
+    MappedFunctions,
+    RoundsResult,
+    Simulator,
     Traffic,
-    kept_by,
 )
-from perfed.simulation.experiment import Contribution, DeviceData, Numbers, Setup, State
+from perfed.simulation.experiment import DeviceData, EngineState, Experiment, Variables
+from perfed.simulation.round import ClientUpdate, broadcast, client_update, server_update
 
 
 @final
 @dataclass(frozen=True)
-class Sequential(Engine):
+class Sequential(Simulator):
     """A loop over rounds around a loop over the cohort."""
 
-    setup: Setup
+    experiment: Experiment
 
     @cached_property
-    def _world(self) -> DeviceData:
-        return self.setup.world()
+    def _data(self) -> DeviceData:
+        return self.experiment.device_data()
 
     @cached_property
-    def _take_turn(self) -> Any:
-        return self._compiled("take_turn")
+    def _client_update(self) -> Any:
+        return self._compiled(client_update)
 
     @cached_property
     def _broadcast(self) -> Any:
-        return self._compiled("broadcast")
+        return self._compiled(broadcast)
 
-    def _compiled(self, name: str) -> Any:
+    def _compiled(self, function: Callable[..., Any]) -> Any:
         @jax.jit
-        def function(numbers: Numbers, *arguments: Any) -> Any:
-            return getattr(self.setup.with_numbers(numbers), name)(*arguments)
+        def of_variables(variables: Variables, *arguments: Any) -> Any:
+            return function(self.experiment.with_variables(variables), *arguments)
 
-        return function
+        return of_variables
 
-    @property
-    def aside(self) -> None:
-        """All is in the state."""
-        return None
-
-    def start(self) -> State:
+    def init(self) -> EngineState:
         """The state before the first round."""
-        return self.setup.first_state()
+        return self.experiment.init_state()
 
-    def record_all(
-        self, setups: Sequence[Setup], states: Sequence[State], rounds: int
-    ) -> list[Advanced]:
+    def run_rounds(
+        self, experiments: Sequence[Experiment], states: Sequence[EngineState], rounds: int
+    ) -> list[RoundsResult]:
         """One run after another."""
-        outcomes: list[Advanced] = []
-        for setup, state in zip(setups, states, strict=True):
+        outcomes: list[RoundsResult] = []
+        for experiment, state in zip(experiments, states, strict=True):
             try:
-                outcomes.append(self._rounds(setup, state, rounds))
+                outcomes.append(self._rounds(experiment, state, rounds))
             except DivergedError as error:
                 outcomes.append(error)
         return outcomes
 
-    def _rounds(self, setup: Setup, state: State, rounds: int) -> tuple[State, Traffic]:
-        """So many rounds, one client at a time."""
-        log, numbers = [], setup.numbers()
+    def _rounds(
+        self, experiment: Experiment, state: EngineState, rounds: int
+    ) -> tuple[EngineState, Traffic]:
+        log = []
         for _ in range(rounds):
-            kept, uplink = state.kept, []
-            total: Any = None
-            culprits = []
-            cohort = setup.pick_cohort(state.round)
-            w, downlink = self._broadcast(numbers, state.w, state.round)
-            for client in cohort:
-                own = kept_by(client, state.kept)
-                given: Contribution = self._take_turn(
-                    numbers, self._world, w, own, state.round, client
-                )
-                uplink.append(int(given.bytes))
-                culprits += [] if given.finite else [int(client)]
-                part = jax.tree.map(
-                    lambda leaf, weight=given.weight: weight.astype(leaf.dtype) * leaf,
-                    (jnp.ones(()), given.change, given.iterate),
-                )
-                total = part if total is None else jax.tree.map(jnp.add, total, part)
-                kept = jax.tree.map(lambda all, new, i=client: all.at[i].set(new), kept, given.kept)
-            if culprits:
-                raise setup.diverged(int(state.round), min(culprits))
-            state = setup.close_round(state, total, kept)
-            log.append((cohort, uplink, downlink))
+            state, *messages = self._round(experiment, state)
+            log.append(messages)
         if not log:
-            return state, self.nothing_sent()
+            return state, Traffic.none(experiment.cohort)
         return state, Traffic(*(np.array(part) for part in zip(*log, strict=True)))
 
-    def each_client_of_all(self, function: ClientFunction) -> OnAllRuns:
+    def _round(
+        self, experiment: Experiment, state: EngineState
+    ) -> tuple[EngineState, Any, Any, Any]:
+        """One round, and its messages: the cohort, what each sent, and what each was sent."""
+        variables, aggregate = experiment.variables(), experiment.pipeline.aggregate
+        cohort = experiment.sample_cohort(state.round)
+        sent = self._broadcast(variables, state)
+        records, uplink, diverged = state.clients, [], []
+        total: Any = None
+        for client in cohort:
+            update: ClientUpdate = self._client_update(
+                variables, self._data, sent, row(state.clients, client), state.round, client
+            )
+            uplink.append(int(update.bytes))
+            diverged += [] if update.finite else [int(client)]
+            alone = jax.tree.map(lambda leaf: leaf[None], (update.delta, update.extra))
+            more = aggregate.total(update.weight[None], alone)
+            total = more if total is None else aggregate.add(total, more)
+            records = jax.tree.map(
+                lambda all, new, i=client: all.at[i].set(new), records, update.record
+            )
+        if diverged:
+            raise experiment.diverged(int(state.round), min(diverged))
+        after = server_update(experiment, state, aggregate.finish(total), records)
+        return after, cohort, uplink, sent.bytes
+
+    def map_clients_of_runs(self, function: ClientFunction) -> MappedFunctions:
         """A loop over the clients, in a loop over the runs."""
+        compiled = self._compiled(function)
 
-        @jax.jit
-        def compiled(numbers: Numbers, *of_client: Any) -> Any:
-            return function(self.setup.with_numbers(numbers), *of_client)
-
-        def one(setup: Setup, state: State, chosen: Clients) -> Any:
+        def one_run(experiment: Experiment, state: EngineState, chosen: Clients) -> Any:
             results = [
                 compiled(
-                    setup.numbers(), self._world, state.w, kept_by(i, state.kept), state.round, i
+                    experiment.variables(), self._data, state.without_clients(),
+                    row(state.clients, i), i,
                 )
                 for i in chosen
-            ]
+            ]  # fmt: skip
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
         def run(
-            setups: Sequence[Setup], states: Sequence[State], clients: Clients | None = None
+            experiments: Sequence[Experiment],
+            states: Sequence[EngineState],
+            clients: Clients | None = None,
         ) -> list[Any]:
-            chosen = range(self.setup.federation.clients) if clients is None else clients
+            everyone = range(self.experiment.federation.clients)
+            chosen = everyone if clients is None else clients
             require(len(chosen) >= 1, "clients", clients, "name at least one")
-            return [one(*of_run, chosen) for of_run in zip(setups, states, strict=True)]
+            return [one_run(*of_run, chosen) for of_run in zip(experiments, states, strict=True)]
 
         return run

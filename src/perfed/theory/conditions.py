@@ -7,9 +7,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from perfed.core.objective import BatchSize
-from perfed.methods import FedAvg, Local, Method, PerFedAvg, PFedMe
+from perfed.methods import FedAvg, Method, PerFedAvg, PFedMe
+from perfed.methods.optimizers import SGD
+from perfed.methods.schedules import Constant, Harmonic
 from perfed.pipeline.codecs import Float32
-from perfed.simulation import Setup
+from perfed.simulation import Experiment
 from perfed.theory import bounds
 from perfed.theory.constants import Constants
 
@@ -96,27 +98,24 @@ class Diagnosis(NamedTuple):
         return [condition for condition in self.conditions if not condition.holds]
 
 
-def diagnose(setup: Setup, constants: Constants, rounds: int) -> Diagnosis:
+def diagnose(experiment: Experiment, constants: Constants, rounds: int) -> Diagnosis:
     """How a run of so many rounds stands to the theorems on its method."""
     by_method: dict[type[Method], Callable[..., Diagnosis]] = {
         FedAvg: _fedavg,
-        Local: _local,
         PerFedAvg: _per_fedavg,
         PFedMe: _pfedme,
     }
-    check = by_method.get(type(setup.method))
-    if check is None:
-        return Diagnosis(setup.method.name, {}, [], [])
-    return check(setup.method, setup, constants, rounds)
+    check = by_method.get(type(experiment.method), _any_method)
+    return check(experiment.method, experiment, constants, rounds)
 
 
-def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+def _fedavg(method: FedAvg, experiment: Experiment, c: Constants, rounds: int) -> Diagnosis:
     """FedPAQ's theorems; without a quantizer q is 0."""
-    L, mu, r, n = _curved(c), _convexity(setup, c), setup.cohort, c.clients
+    L, mu, r, n = _curved(c), _convexity(experiment, c), experiment.cohort, c.clients
     T, m = rounds * method.tau, _size(method.batch)
     # A diminishing rate is 4/mu at first, which no step at a time allows, and soon far below.
-    found = [] if method.diminishing else [_descent("lr", method.lr, L)]
-    found += [_clients_alike(setup, c), *_assumed(setup)]
+    found = [] if isinstance(method.schedule, Harmonic) else [_descent("lr", method.lr, L)]
+    found += [_clients_alike(experiment, c), *_assumed(experiment)]
     derived = {"T": float(T)}
     q = c.q
     if q is None:
@@ -128,7 +127,7 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
         "B_1": bounds.fedpaq_b1(L, q, r, n),
         "B_2": bounds.fedpaq_b2(q, r, n),
     }
-    if method.diminishing:
+    if isinstance(method.schedule, Harmonic):
         source = "FedPAQ, Theorem 1"
         risk = "lr is for a curvature that some client does not have: progress stalls early"
         found.append(_rule("4/lr <= mu", source, 4 / method.lr, "at most", mu, risk))
@@ -171,9 +170,9 @@ def _fedavg(method: FedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosi
     return Diagnosis(method.name, derived, found, [bound])
 
 
-def _clients_alike(setup: Setup, c: Constants) -> Condition:
+def _clients_alike(experiment: Experiment, c: Constants) -> Condition:
     """Section 2 of FedPAQ: all clients' data are drawn from one distribution."""
-    sizes = np.asarray(setup.federation.train.size, np.float64)
+    sizes = np.asarray(experiment.federation.train.size, np.float64)
     # What remains of gradients that are the same, in float32, is no difference.
     gamma = c.gamma_G.value if c.gamma_G.value > _ROUNDING * c.B.value else 0.0
     usual = c.sigma_G.value * sqrt(float(np.mean(1 / sizes)))
@@ -184,12 +183,14 @@ def _clients_alike(setup: Setup, c: Constants) -> Condition:
     return _rule("gamma_G = 0 (clients are alike)", "FedPAQ, section 2", gamma, "at most", 0, risk)
 
 
-def _local(method: Local, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
-    """No federation, no theorem."""
-    return Diagnosis(method.name, {}, [_descent("lr", method.lr, _curved(c))], [])
+def _any_method(method: Method, experiment: Experiment, c: Constants, rounds: int) -> Diagnosis:
+    """No theorem of these papers speaks of it: only what local steps need in any case."""
+    sizes = [(name, getattr(method, name)) for name in method.step_sizes]
+    found = [_descent(name, rate, _curved(c)) for name, rate in sizes]
+    return Diagnosis(method.name, {}, found, [])
 
 
-def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+def _per_fedavg(method: PerFedAvg, experiment: Experiment, c: Constants, rounds: int) -> Diagnosis:
     """Lemmas 4.2 to 4.4 and Theorem 4.5; Lemmas G.1 and G.2 for `fo` and `hf`."""
     L, alpha, beta = _curved(c), method.alpha, method.beta
     D = _size(method.batch)
@@ -213,24 +214,25 @@ def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> D
             "clients drift apart within a round; far above it, losses grow instead of falling",
         ),
         _descent("beta", beta, L),
-        *_assumed(setup),
+        *_assumed(experiment),
     ]  # fmt: skip
     if method.variant == "fo":
         risk = "what is left out, alpha H grad f, adds an error that does not vanish"
         found.append(_no("the Hessian term is kept", "Per-FedAvg, Lemma G.1", risk))
     if method.adapt_steps > 1:
         found.append(_no("one adaptation step", source, "the theorem is of one"))
-    if method.beta_decay > 0:
+    constant = isinstance(method.schedule, Constant)
+    if not constant:
         risk = "the theorem is of constant steps; of diminishing ones Remark 4.8 gives no bound"
         found.append(_no("a constant beta", source, risk))
     derived = {"L_F": L_F, "sigma_F": sqrt(sigma_F2), "gamma_F": sqrt(gamma_F2)}
     if method.variant == "exact":
         derived["bias"] = bounds.per_fedavg_bias(L, sigma_G, alpha, D)
     given: list[Bound] = []
-    if method.beta_decay == 0:
+    if constant:
         terms = bounds.theorem_4_5(
             c.loss, L, L_F, sigma_F2, gamma_F2, sigma_G, alpha, beta, method.tau, rounds,
-            setup.cohort, c.clients, D,
+            experiment.cohort, c.clients, D,
         )  # fmt: skip
         lemma = {"exact": "4.3", "hf": "G.2", "fo": "G.1"}[method.variant]
         note = f"sigma_F of Lemma {lemma}; {_GAP}"
@@ -238,11 +240,11 @@ def _per_fedavg(method: PerFedAvg, setup: Setup, c: Constants, rounds: int) -> D
     return Diagnosis(method.name, derived, found, given)
 
 
-def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosis:
+def _pfedme(method: PFedMe, experiment: Experiment, c: Constants, rounds: int) -> Diagnosis:
     """Proposition 1, Lemmas 1 and 2, and Theorem 1 or 2."""
     L, mu, lam, beta, R = _curved(c), c.mu.value, method.lam, method.beta, method.local_rounds
-    convex = _convexity(setup, c) > 0
-    mu = _convexity(setup, c) if convex else mu
+    convex = _convexity(experiment, c) > 0
+    mu = _convexity(experiment, c) if convex else mu
     kappa = bounds.inner_condition(lam, L, mu)
     nu = method.nu or 0.0
     delta2 = bounds.inner_error(
@@ -258,7 +260,7 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
             "eta lambda <= 1", "practice", method.eta * lam, "at most", 1.0,
             "a local step goes past the personal model it aims at; above 2 it diverges",
         ),
-        *_assumed(setup),
+        *_assumed(experiment),
     ]  # fmt: skip
     if method.nu is None and method.inner_solver == "gd":
         risk = (
@@ -283,7 +285,7 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
         derived["sigma_F1"] = sqrt(sigma_F1_2)
         part_a = bounds.pfedme_theorem_1(
             (c.B.value / mu_F) ** 2, sigma_F1_2, delta2, lam, mu, beta, R, rounds,
-            setup.cohort, c.clients,
+            experiment.cohort, c.clients,
         )  # fmt: skip
         personal = bounds.pfedme_theorem_1b(part_a, sigma_F1_2, delta2, lam, mu)
         bounded = ("F - F* of the averaged model", "the personal models' |theta_i - w*|^2")
@@ -302,7 +304,7 @@ def _pfedme(method: PFedMe, setup: Setup, c: Constants, rounds: int) -> Diagnosi
             _rule("lambda >= sqrt(8 L^2 + 1)", source, lam, "at least", sqrt(8 * L**2 + 1), risk),
         ]
         part_a = bounds.pfedme_theorem_2(
-            c.loss, diversity, delta2, lam, beta, R, rounds, setup.cohort, c.clients
+            c.loss, diversity, delta2, lam, beta, R, rounds, experiment.cohort, c.clients
         )
         personal = bounds.pfedme_theorem_2b(part_a, diversity, delta2, lam)
         bounded = ("|grad F|^2 of a random round", "the personal models' |theta_i - w_t*|^2")
@@ -331,27 +333,38 @@ def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) 
     return 1 if left <= _INNER_LEFT else ceil(log(_INNER_LEFT) / log(left))
 
 
-def _convexity(setup: Setup, c: Constants) -> float:
+def _convexity(experiment: Experiment, c: Constants) -> float:
     """A lower estimate of mu, as if f_i were as convex everywhere; not above 0: it is not convex.
 
     Eigenvalues at the low end are found last, and from above; a penalty is a floor for them.
     """
-    l2 = setup.task.l2
+    l2 = experiment.task.l2
     return max(c.mu.low, l2) if 0 < 0.99 * l2 <= c.mu.value else c.mu.low
 
 
-def _assumed(setup: Setup) -> list[Condition]:
+def _assumed(experiment: Experiment) -> list[Condition]:
     """What all the theorems take for granted, where the run has something else."""
     found = []
-    if setup.weighting == "size":
+    if experiment.weighting == "size":
         risk = "the problem is then the mean weighted by size, not the papers'"
         found.append(_no("uniform averages", "all theorems", risk))
-    if setup.sampling == "epochs":
+    if experiment.sampling == "epochs":
         risk = "batches are not independent; usually they are better, but no bound says so"
         found.append(_no("independent batches", "all theorems", risk))
-    if not isinstance(setup.downlink, Float32):
+    optimizer = getattr(experiment.method, "optimizer", SGD())
+    if optimizer != SGD():
+        risk = "the theorems are of plain steps along the gradient"
+        found.append(_no("plain SGD", "all theorems", risk))
+    if experiment.pipeline.clip is not None:
+        risk = "clipped deltas are biased, and no bound says by how much"
+        found.append(_no("deltas as they are", "all theorems", risk))
+    if not all(experiment.is_shared):
+        risk = "the theorems are of models that all clients share"
+        found.append(_no("no personal leaves", "all theorems", risk))
+    if not isinstance(experiment.downlink, Float32):
         found.append(_no("the server's model arrives as it is", "all theorems", _UNCOUNTED))
-    if not isinstance(setup.codec, Float32) and not isinstance(setup.method, FedAvg):
+    counted = isinstance(experiment.method, FedAvg)
+    if not isinstance(experiment.pipeline.codec, Float32) and not counted:
         found.append(_no("messages without loss", "this method's theorems", _UNCOUNTED))
     return found
 

@@ -20,11 +20,12 @@ from scipy import stats
 from scipy.linalg import eigh_tridiagonal
 
 from perfed.core.errors import DivergedError, require_count
-from perfed.core.objective import Batch, Objective, Params
+from perfed.core.objective import Batch, Objective
 from perfed.core.random import Purpose, permuted
-from perfed.simulation import Engine, State
+from perfed.core.trees import Params
+from perfed.simulation import EngineState, Simulator
 from perfed.simulation.engine import ClientFunction
-from perfed.simulation.experiment import HINT, DeviceData, Kept, Setup
+from perfed.simulation.experiment import HINT, NO_RECORD, ClientRecord, DeviceData, Experiment
 
 # Clients that are measured at once, for each device: those of one group are of about one size, and
 # go through as many blocks of examples as the largest of them.
@@ -155,54 +156,53 @@ class Constants:
 
 
 def measure(
-    engine: Engine,
+    engine: Simulator,
     w: Params | None = None,
     effort: Effort = USUAL,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Constants:
-    """The constants at a model; None: at the run's first one. `say` is told what comes next."""
-    setup = engine.setup
-    state = engine.start()
-    w = state.w if w is None else w
-    state = state._replace(w=w, kept=Kept(None, None))
+    """The constants at a model; None: at the run's first one. `log` is told what comes next."""
+    experiment = engine.experiment
+    w = experiment.init_params() if w is None else w
+    state = engine.init()._replace(params=w, server_state=None, clients=NO_RECORD)
     sizes = tuple(leaf.size for leaf in jax.tree.leaves(w))
-    n, p = setup.federation.clients, sum(sizes)
+    n, p = experiment.federation.clients, sum(sizes)
 
-    say(f"gradients of {n} clients")
+    log(f"gradients of {n} clients")
     first = _on_clients(engine, _gradients(effort.examples), state)
     gradient = np.asarray(first.gradient, np.float64)
     lost = np.flatnonzero(~np.isfinite(gradient).all(axis=1))
     if len(lost):
         raise DivergedError(
             f"nothing can be measured at this model: the gradient of client "
-            f"{setup.federation.names[lost[0]]} is not finite. {HINT}"
+            f"{experiment.federation.names[lost[0]]} is not finite. {HINT}"
         )
     spread = gradient - gradient.mean(axis=0)
     gamma_G = Estimate.exact(float(np.mean(np.sum(spread**2, axis=1)))).root()
     B_i = np.linalg.norm(gradient, axis=1)
-    used = np.arange(effort.examples) < np.asarray(setup.federation.train.size)[:, None]
+    used = np.arange(effort.examples) < np.asarray(experiment.federation.train.size)[:, None]
 
-    say(f"curvature of {n} clients")
+    log(f"curvature of {n} clients")
     L_i, mu_i = _curvature(*_on_clients(engine, _spectrum(min(effort.steps, p)), state))
-    say("Hessians of single examples")
+    log("Hessians of single examples")
     noise = _hessian_noise(effort.hessian_examples, min(effort.hessian_steps, p))
     norms_H, most_H = _norms(*_on_clients(engine, noise, state))
-    say("third derivatives")
+    log("third derivatives")
     rho_i = np.asarray(
         _on_clients(engine, _third(effort.tensor_starts, effort.tensor_steps), state)
     )
-    say("Hessians of clients against their average")
+    log("Hessians of clients against their average")
     gamma_H = _hessian_diversity(engine, state, effort)
     return Constants(
         B=Estimate.exact(B_i.max()),
         L=_largest(L_i),
         mu=Estimate(*(min(getattr(mu, end) for mu in mu_i) for end in Estimate._fields)),
         rho=Estimate(float(rho_i.max()), float(rho_i.max()), float("inf")),
-        sigma_G=_largest(_means(np.asarray(first.squares), setup)).root(),
-        sigma_H=_largest(_means(norms_H**2, setup, most_H**2)).root(),
+        sigma_G=_largest(_means(np.asarray(first.squares), experiment)).root(),
+        sigma_H=_largest(_means(norms_H**2, experiment, most_H**2)).root(),
         gamma_G=gamma_G,
         gamma_H=gamma_H,
-        q=setup.codec.variance(sizes),
+        q=experiment.pipeline.variance(sizes),
         example_B=float(np.asarray(first.norms)[used].max()),
         loss=float(np.mean(first.loss)),
         gradient=float(np.linalg.norm(gradient.mean(axis=0))),
@@ -224,9 +224,13 @@ class _Gradients(NamedTuple):
 
 def _gradients(count: int) -> ClientFunction:
     def of_client(
-        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
+        experiment: Experiment,
+        data: DeviceData,
+        state: EngineState,
+        record: ClientRecord,
+        client: Array,
     ) -> _Gradients:
-        objective = setup.objective(world.train, client)
+        w, objective = state.params, experiment.objective(data.train, client)
         mean = flat(objective.grad(w))
 
         def of_example(z: Int[Array, ""]) -> tuple[Array, Array]:
@@ -234,7 +238,7 @@ def _gradients(count: int) -> ClientFunction:
             return jnp.sum((own - mean) ** 2), jnp.linalg.norm(own)
 
         squares, norms = jax.lax.map(
-            of_example, _sample(setup, objective, world.number[client], count)
+            of_example, _sample(experiment, objective, data.number[client], count)
         )
         return _Gradients(objective.loss(w), mean, squares, norms)
 
@@ -245,12 +249,16 @@ def _spectrum(steps: int) -> ClientFunction:
     """The tridiagonal matrix of a client's Hessian."""
 
     def of_client(
-        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
+        experiment: Experiment,
+        data: DeviceData,
+        state: EngineState,
+        record: ClientRecord,
+        client: Array,
     ) -> tuple[Array, Array]:
-        objective = setup.objective(world.train, client)
+        w, objective = state.params, experiment.objective(data.train, client)
         at, shaped = ravel_pytree(w)
         start = jax.random.normal(
-            setup.client_key(Purpose.THEORY, 0, world.number[client]), at.shape
+            experiment.client_key(Purpose.THEORY, 0, data.number[client]), at.shape
         )
         return lanczos(lambda v: flat(objective.hvp(w, shaped(v))), start, steps)
 
@@ -261,12 +269,16 @@ def _hessian_noise(count: int, steps: int) -> ClientFunction:
     """The tridiagonal matrices of (Hessian of an example) - (Hessian of f_i), for some examples."""
 
     def of_client(
-        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
+        experiment: Experiment,
+        data: DeviceData,
+        state: EngineState,
+        record: ClientRecord,
+        client: Array,
     ) -> tuple[Array, Array]:
-        objective = setup.objective(world.train, client)
+        w, objective = state.params, experiment.objective(data.train, client)
         at, shaped = ravel_pytree(w)
         starts = jax.random.normal(
-            setup.client_key(Purpose.THEORY, 1, world.number[client]), (count, *at.shape)
+            experiment.client_key(Purpose.THEORY, 1, data.number[client]), (count, *at.shape)
         )
 
         def of_example(z: Int[Array, ""], start: Float[Array, " p"]) -> tuple[Array, Array]:
@@ -276,7 +288,7 @@ def _hessian_noise(count: int, steps: int) -> ClientFunction:
 
             return lanczos(difference, start, steps)
 
-        some = _sample(setup, objective, world.number[client], count)
+        some = _sample(experiment, objective, data.number[client], count)
         return jax.vmap(of_example)(some, starts)
 
     return of_client
@@ -289,9 +301,13 @@ def _third(starts: int, steps: int) -> ClientFunction:
     """
 
     def of_client(
-        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
+        experiment: Experiment,
+        data: DeviceData,
+        state: EngineState,
+        record: ClientRecord,
+        client: Array,
     ) -> Float[Array, ""]:
-        objective = setup.objective(world.train, client)
+        w, objective = state.params, experiment.objective(data.train, client)
         at, shaped = ravel_pytree(w)
 
         def climb(u: Float[Array, " p"]) -> Float[Array, ""]:
@@ -306,39 +322,43 @@ def _third(starts: int, steps: int) -> ClientFunction:
 
             return jnp.max(jax.lax.scan(step, u, length=steps)[1])
 
-        key = setup.client_key(Purpose.THEORY, 2, world.number[client])
+        key = experiment.client_key(Purpose.THEORY, 2, data.number[client])
         return jnp.max(jax.lax.map(climb, jax.random.normal(key, (starts, *at.shape))))
 
     return of_client
 
 
-def _hessian_diversity(engine: Engine, state: State, effort: Effort) -> Estimate:
+def _hessian_diversity(engine: Simulator, state: EngineState, effort: Effort) -> Estimate:
     """The root of (1/n) sum_i |Hessian of f_i - Hessian of f|^2, over sampled clients (13)."""
-    setup = engine.setup
-    n = setup.federation.clients
+    experiment = engine.experiment
+    n = experiment.federation.clients
     count = min(n, effort.hessian_clients)
-    rng = np.random.default_rng(setup.seed)
+    rng = np.random.default_rng(experiment.seed)
     chosen = np.sort(rng.choice(n, count, replace=False))
-    at, shaped = ravel_pytree(state.w)
+    at, shaped = ravel_pytree(state.params)
 
     def product(
-        setup: Setup, world: DeviceData, given: Any, kept: Kept, round: Array, client: Array
+        experiment: Experiment,
+        data: DeviceData,
+        state: EngineState,
+        record: ClientRecord,
+        client: Array,
     ) -> Float[Array, "vectors p"]:
-        w, vectors = given
-        objective = setup.objective(world.train, client)
+        w, vectors = state.params
+        objective = experiment.objective(data.train, client)
         of_vector = jax.vmap(lambda v: flat(objective.hvp(w, shaped(v))))
         products: Array = of_vector(vectors)
         return products
 
-    run = engine.each_client(product)
-    by_size = np.argsort(np.asarray(setup.federation.train.size), kind="stable")
+    run = engine.map_clients(product)
+    by_size = np.argsort(np.asarray(experiment.federation.train.size), kind="stable")
     steps = min(effort.hessian_steps, at.size)
     start = rng.normal(size=(count, at.size)).astype(np.float32)
 
     def difference(vectors: Float[np.ndarray, "vectors p"]) -> Float[np.ndarray, "vectors p"]:
         total, own = np.zeros_like(vectors), np.zeros_like(vectors)
         for group in _groups(engine, by_size):
-            found = np.asarray(run(state._replace(w=(state.w, vectors)), group))
+            found = np.asarray(run(state._replace(params=(state.params, vectors)), group))
             fresh = len(dict.fromkeys(group))  # a group that is short repeats its last client
             total += found[:fresh].sum(axis=0)
             for at, client in enumerate(group[:fresh]):
@@ -448,7 +468,7 @@ def _norms(
 
 def _means(
     values: Float[np.ndarray, "clients examples"],
-    setup: Setup,
+    experiment: Experiment,
     most: Float[np.ndarray, "clients examples"] | None = None,
 ) -> list[Estimate]:
     """Each client's mean over its examples, from those that were looked at.
@@ -457,7 +477,7 @@ def _means(
     """
     found = []
     most = values if most is None else most
-    for own, top, n in zip(values, most, setup.federation.train.size, strict=True):
+    for own, top, n in zip(values, most, experiment.federation.train.size, strict=True):
         seen, highest = (
             np.asarray(part[: min(len(own), int(n))], np.float64) for part in (own, top)
         )
@@ -486,18 +506,18 @@ def _largest(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _sample(
-    setup: Setup, objective: Objective, number: Array, count: int
+    experiment: Experiment, objective: Objective, number: Array, count: int
 ) -> Int[Array, " examples"]:
     """Positions of different examples; a client with fewer repeats them from its first on."""
     n = objective.examples.size
-    key = setup.client_key(Purpose.THEORY, 3, number)
+    key = experiment.client_key(Purpose.THEORY, 3, number)
     return permuted(key, jnp.arange(count) % n, n)
 
 
-def _on_clients(engine: Engine, function: ClientFunction, state: State) -> Any:
+def _on_clients(engine: Simulator, function: ClientFunction, state: EngineState) -> Any:
     """A function of every client, group by group; the results stacked in the clients' order."""
-    run = engine.each_client(function)
-    sizes = np.asarray(engine.setup.federation.train.size)
+    run = engine.map_clients(function)
+    sizes = np.asarray(engine.experiment.federation.train.size)
     order = np.argsort(sizes, kind="stable")
     parts = [run(state, group) for group in _groups(engine, order)]
     place = np.empty(len(order), int)
@@ -505,7 +525,7 @@ def _on_clients(engine: Engine, function: ClientFunction, state: State) -> Any:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(order)][place], *parts)
 
 
-def _groups(engine: Engine, clients: Int[np.ndarray, " clients"]) -> list[list[int]]:
+def _groups(engine: Simulator, clients: Int[np.ndarray, " clients"]) -> list[list[int]]:
     """Groups of one size, so that one program serves all; the last repeats its last client."""
     count = min(len(clients), _GROUP * jax.local_device_count())
     listed = [int(client) for client in clients]

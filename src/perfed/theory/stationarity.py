@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfed.core.errors import require_count
-from perfed.core.objective import ALL, Objective, Params
+from perfed.core.objective import ALL, Objective
+from perfed.core.trees import Params
 from perfed.methods import Method, PerFedAvg, PFedMe
-from perfed.simulation import Engine, State
-from perfed.simulation.engine import OnClients
-from perfed.simulation.experiment import DeviceData, Kept, Setup
+from perfed.simulation import EngineState, Simulator
+from perfed.simulation.engine import MappedFunction
+from perfed.simulation.experiment import NO_RECORD, ClientRecord, DeviceData, Experiment
 from perfed.theory.constants import flat
 
 # The inner problems of pFedMe are solved to this |grad h|^2, within so many steps.
@@ -64,38 +65,44 @@ def problem_gradient(method: Method, smoothness: float | None = None) -> Gradien
     return lambda objective, w: objective.grad(w)
 
 
-def stationarity(engine: Engine, w: Params, smoothness: float | None = None) -> Stationarity:
+def stationarity(engine: Simulator, w: Params, smoothness: float | None = None) -> Stationarity:
     """How far a model is from a stationary point of the run's problem."""
-    state = engine.start()._replace(w=w, kept=Kept(None, None))
+    state = engine.init()._replace(params=w, server_state=None, clients=NO_RECORD)
     return _stationarity(_gradients(engine, smoothness), state)
 
 
-def decay(engine: Engine, rounds: int, every: int = 1, smoothness: float | None = None) -> Decay:
+def decay(engine: Simulator, rounds: int, every: int = 1, smoothness: float | None = None) -> Decay:
     """|grad F|^2 every so many rounds of a run."""
     require_count("rounds", rounds)
     require_count("every", every)
     gradients = _gradients(engine, smoothness)
-    state, at, squared = engine.start(), [], []
+    state, at, squared = engine.init(), [], []
     for done in range(0, rounds, every):
         state = engine.advance(state, min(every, rounds - done))
-        w = state.w if state.iterate is None else state.iterate
+        sends_iterate = getattr(engine.experiment.method, "send_iterate", False)
+        w = state.server_state if sends_iterate else state.params
         at.append(int(state.round))
-        squared.append(_stationarity(gradients, state._replace(w=w, kept=Kept(None, None))).squared)
+        there = state._replace(params=w, server_state=None, clients=NO_RECORD)
+        squared.append(_stationarity(gradients, there).squared)
     return Decay(np.array(at), np.array(squared))
 
 
-def _gradients(engine: Engine, smoothness: float | None) -> OnClients:
-    gradient = problem_gradient(engine.setup.method, smoothness)
+def _gradients(engine: Simulator, smoothness: float | None) -> MappedFunction:
+    gradient = problem_gradient(engine.experiment.method, smoothness)
 
     def of_client(
-        setup: Setup, world: DeviceData, w: Params, kept: Kept, round: Array, client: Array
+        experiment: Experiment,
+        data: DeviceData,
+        state: EngineState,
+        record: ClientRecord,
+        client: Array,
     ) -> Float[Array, " p"]:
-        return flat(gradient(setup.objective(world.train, client), w))
+        return flat(gradient(experiment.objective(data.train, client), state.params))
 
-    return engine.each_client(of_client)
+    return engine.map_clients(of_client)
 
 
-def _stationarity(gradients: OnClients, state: State) -> Stationarity:
+def _stationarity(gradients: MappedFunction, state: EngineState) -> Stationarity:
     found = np.asarray(jnp.asarray(gradients(state, None)), np.float64)
     mean = found.mean(axis=0)
     spread = float(np.mean(np.sum((found - mean) ** 2, axis=1)))

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfed.core.objective import Params
+from perfed.core.trees import Params
 from perfed.data import Federation
-from perfed.simulation import Engine
+from perfed.simulation import Simulator
 from perfed.theory.conditions import Diagnosis, diagnose
 from perfed.theory.constants import USUAL, Constants, Effort, measure
 from perfed.theory.distances import (
@@ -124,12 +124,12 @@ class Study:
 
 
 def study(
-    engine: Engine,
+    engine: Simulator,
     rounds: int,
     models: Sequence[tuple[str, Params | None]] = (("the first model", None),),
     on: On = "labels",
     effort: Effort = USUAL,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Study:
     """Measure a federation, and check a run of so many rounds on it.
 
@@ -140,18 +140,18 @@ def study(
             counts is the largest.
         on: what distances between clients are of.
         effort: how much is spent on constants.
-        say: told what comes next.
+        log: told what comes next.
     """
-    found = [measure(engine, w, effort, say) for _, w in models]
+    found = [measure(engine, w, effort, log) for _, w in models]
     constants = found[0]
     for other in found[1:]:
         constants = constants.joined(other)
-    say(f"distances between {constants.clients} clients, on {on}")
+    log(f"distances between {constants.clients} clients, on {on}")
     return Study(
         " and ".join(name for name, _ in models),
         constants,
-        diagnose(engine.setup, constants, rounds),
-        Differences.of(engine.setup.federation, on),
+        diagnose(engine.experiment, constants, rounds),
+        Differences.of(engine.experiment.federation, on),
     )
 
 

@@ -1,514 +1,307 @@
-"""A whole simulated run: rounds, scores on the way, and a result to hold."""
+"""The training loop: rounds, scores on the way, callbacks."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, final, get_args
+from typing import Any, final
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, Shaped
 
-from perfed.core.errors import DataError, DivergedError, require, require_choice, require_count
-from perfed.core.objective import Model, Params, Precision, Sampling, Task
-from perfed.data import Federation
-from perfed.evaluation.evaluator import (
-    AdaptOn,
-    Evaluation,
-    Evaluator,
-    ModelKind,
-    Scorer,
-    Scores,
-    Values,
-)
-from perfed.methods import Method
-from perfed.pipeline.codecs import Codec, Float32
-from perfed.runs.saved_model import named_outputs, scaled
-from perfed.simulation import (
-    Engine,
-    Network,
-    Rounds,
-    Setup,
-    State,
-    Traffic,
-    Weighting,
-    engine_for,
-    hosts,
-)
-from perfed.simulation.engine import Clients
+from perfed.core.errors import DivergedError, require, require_count
+from perfed.evaluation import Evaluator, SimulationEvaluator, mean_defined
+from perfed.evaluation.evaluator import check_adapt_on
+from perfed.simulation import Engine, Network, Simulator, Traffic, hosts
+from perfed.training.callbacks import Callback, OnProgress, Progress
+from perfed.training.result import Result
+from perfed.training.state import TrainState, round_seconds
 
 # Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
 _BLOCK_SECONDS = 0.5
 
 
-class Progress(NamedTuple):
-    """How far a run has come.
-
-    Attributes:
-        round: rounds done.
-        rounds: rounds in all.
-        loss: the mean held-out loss of the personalized models when last scored.
-    """
-
-    round: int
-    rounds: int
-    loss: float
-
-
-class Costs(NamedTuple):
-    """What a run has cost after 0, 1, 2, ... rounds.
-
-    Attributes:
-        uplink_bytes: all that clients have sent.
-        downlink_bytes: all that the server has sent, one message to each client of a cohort.
-        seconds: the time it would have taken over the network; None: none was given.
-    """
-
-    uplink_bytes: Int[np.ndarray, " rounds+1"]
-    downlink_bytes: Int[np.ndarray, " rounds+1"]
-    seconds: Float[np.ndarray, " rounds+1"] | None
-
-    @classmethod
-    def of(cls, traffic: Traffic, round_seconds: Float[np.ndarray, " rounds"] | None) -> "Costs":
-        """Running sums."""
-
-        def summed(values: np.ndarray) -> np.ndarray:
-            return np.concatenate([[0], np.cumsum(values)])
-
-        taken = (traffic.cohort >= 0).sum(axis=1)
-        return cls(
-            summed(traffic.uplink.sum(axis=1, dtype=np.int64)),
-            summed(traffic.downlink.astype(np.int64) * taken),
-            None if round_seconds is None else summed(round_seconds),
-        )
-
-
 @final
 @dataclass(frozen=True)
-class Course:
-    """Where a run stands, and all it has come by on the way: what it takes to go on.
+class TrainOptions:
+    """How long to train, and how to score on the way.
 
     Attributes:
-        state: the state.
-        history: the scores so far.
-        sent: the messages so far, in parts.
-        marks: how many seconds in each of the scores were taken.
-        timing: what the time was spent on.
-    """
-
-    state: State
-    history: tuple[Evaluation, ...]
-    sent: tuple[Traffic, ...]
-    marks: tuple[float, ...]
-    timing: dict[str, float]
-
-    @property
-    def traffic(self) -> Traffic:
-        """The messages so far."""
-        return Traffic.joined(self.sent)
-
-    @property
-    def round(self) -> int:
-        """How many rounds are done."""
-        return int(self.state.round)
-
-
-@final
-@dataclass(frozen=True)
-class Result:
-    """What a run ends with.
-
-    Attributes:
-        method: the method that ran.
-        rounds: how many rounds it ran.
-        seed: its seed.
-        seconds: how long it took, compiling and scoring included.
-        course: the state it ended in, and the scores and messages on the way.
-        scorer: what scored the clients.
-        round_seconds: how long each round would have taken over the network; None: none was given.
-    """
-
-    method: Method
-    rounds: int
-    seed: int
-    seconds: float
-    course: Course
-    scorer: Scorer
-    round_seconds: Float[np.ndarray, " rounds"] | None = None
-
-    @property
-    def history(self) -> tuple[Evaluation, ...]:
-        """The scores of all clients, from round 0 to the last."""
-        return self.course.history
-
-    @property
-    def state(self) -> State:
-        """The last state: the global model and what clients keep."""
-        return self.course.state
-
-    @property
-    def traffic(self) -> Traffic:
-        """The bytes of every message of every round."""
-        return self.course.traffic
-
-    @property
-    def costs(self) -> Costs:
-        """Bytes and simulated time after 0, 1, 2, ... rounds."""
-        return Costs.of(self.traffic, self.round_seconds)
-
-    @property
-    def scores(self) -> dict[ModelKind, Scores]:
-        """The scores of all clients after the last round."""
-        return self.history[-1].scores
-
-    @property
-    def iterate(self) -> Params | None:
-        """The cohort's mean iterate in the last round (Per-FedAvg, Remark 4.7), if it was sent."""
-        return self.state.iterate
-
-    @property
-    def global_model(self) -> Params:
-        """The global model's parameters."""
-        return self.state.w
-
-    @property
-    def setup(self) -> Setup:
-        """What ran."""
-        return self.scorer.setup
-
-    @property
-    def scored(self) -> Federation:
-        """The data of the clients that were scored."""
-        return self.scorer.scored()
-
-    def personal_models(self, clients: Clients | None = None) -> Params:
-        """Clients' own parameters, stacked in the order asked for (None: all clients)."""
-        if not isinstance(self.scorer, Evaluator):
-            raise DataError("personal models stay with their clients, who have them in files")
-        return self.scorer.personal_models(self.state, clients)
-
-    def personal_model(self, client: int) -> Params:
-        """One client's own parameters."""
-        models = self.personal_models([client])
-        return jax.tree.map(lambda leaf: leaf[0], models)
-
-    def predict(
-        self, client: int, x: Shaped[Any, "examples ..."], kind: ModelKind = "personalized"
-    ) -> np.ndarray:
-        """What a client's model says of inputs, given as they were before any scaling.
-
-        Args:
-            client: whose model, and whose scaling.
-            x: inputs, along the first axis.
-            kind: the client's own model, or the `global` one.
-
-        Returns:
-            The names of the most likely classes, or the targets of a regression, in their own unit.
-        """
-        require_choice("kind", kind, get_args(ModelKind))
-        setup = self.setup
-        federation, x = setup.federation, np.asarray(x)
-        last = federation.clients - 1
-        require(0 <= client <= last, "client", client, f"must be between 0 and {last}")
-        shape = federation.example_shape
-        allowed = f"must be some inputs of shape {shape}"
-        require(x.shape[1:] == shape, "x", f"an array of shape {x.shape}", allowed)
-        w = self.personal_model(client) if kind == "personalized" else self.state.w
-        return named_outputs(
-            setup.task.model, w, scaled(x, federation.scaling, client), federation.labels,
-            federation.target,
-        )  # fmt: skip
-
-
-def simulate(
-    federation: Federation,
-    model: Model,
-    method: Method,
-    *,
-    rounds: int,
-    cohort: int,
-    seed: int = 0,
-    eval_every: int | None = None,
-    eval_clients: int | None = None,
-    adapt_on: AdaptOn = "train",
-    l2: float = 0.0,
-    precision: Precision = "float32",
-    weighting: Weighting = "uniform",
-    sampling: Sampling = "replacement",
-    codec: Codec | None = None,
-    downlink: Codec | None = None,
-    network: Network | None = None,
-    devices: int | None = None,
-    chunk: int | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Result:
-    """Train a method on a federation and score every client.
-
-    Args:
-        federation: all clients' data.
-        model: what is trained; anything with `init` and `apply`.
-        method: how.
-        rounds: global rounds.
-        cohort: clients a round.
-        seed: the seed of everything random in the run.
+        rounds: global rounds in all.
         eval_every: score every so many rounds; None: only before the first and after the last.
         eval_clients: score a sample of so many clients, always the same; None: all.
-        adapt_on: the data personal models are made from (`Evaluator`).
-        l2: the weight of the penalty (l2/2) |w|^2 in every client's loss.
-        precision: of matrix products (`Task`).
-        weighting: how the cohort is averaged (`Setup`).
-        sampling: how batches are drawn (`Objective.batches`).
-        codec: how clients' changes are sent; None: as float32.
-        downlink: how the server's model is sent; None: as float32.
-        network: what messages and computations cost in time; None: nobody asks.
-        devices: how many devices; None: all.
-        chunk: at most so many clients at once on a device; None: chosen by memory.
-        on_progress: called as the run goes on.
-    """
-    setup = Setup(
-        federation,
-        Task(model, l2, precision=precision),
-        method,
-        cohort,
-        seed,
-        weighting,
-        sampling,
-        codec or Float32(),
-        downlink or Float32(),
-    )
-    engine = engine_for(setup, devices, chunk)
-    return run(
-        engine, rounds, eval_every, adapt_on, on_progress, network, eval_clients=eval_clients
-    )
-
-
-def run(
-    engine: Rounds,
-    rounds: int,
-    eval_every: int | None = None,
-    adapt_on: AdaptOn = "train",
-    on_progress: Callable[[Progress], None] | None = None,
-    network: Network | None = None,
-    course: Course | None = None,
-    on_course: Callable[[Course], None] | None = None,
-    keep_models: bool = False,
-    spent: dict[str, float] | None = None,
-    score_training: bool = False,
-    scorer: Scorer | None = None,
-    eval_clients: int | None = None,
-) -> Result:
-    """Train on a given engine and score every client, as `simulate` does.
-
-    Args:
-        engine: what runs the rounds.
-        rounds: global rounds in all.
-        eval_every: as for `simulate`.
-        adapt_on: as for `simulate`.
-        on_progress: as for `simulate`.
-        network: as for `simulate`.
-        course: where an earlier run was left; None: from the beginning.
-        on_course: told where the run stands, again and again; what it is told last, even when
-            interrupted, is where the run can be taken up.
+        eval_training: whether training data are scored too.
+        adapt_on: the data personal models are made from (`SimulationEvaluator`).
         keep_models: whether the last evaluation is to hold the personal models that it scored.
-        spent: what time was spent on before.
-        score_training: whether training data are scored too.
-        scorer: what scores the clients; None: the engine, which must then run them here.
-        eval_clients: as for `simulate`.
     """
 
-    def tell(courses: dict[int, Course]) -> None:
-        if on_course is not None:
-            on_course(courses[0])
+    rounds: int
+    eval_every: int | None = None
+    eval_clients: int | None = None
+    eval_training: bool = False
+    adapt_on: str = "train"
+    keep_models: bool = False
 
-    (outcome,) = run_together(
-        [engine], rounds, eval_every, adapt_on, on_progress, [network],
-        None if course is None else [course], tell, keep_models, spent,
-        score_training, None if scorer is None else [scorer], eval_clients,
-    )  # fmt: skip
-    if isinstance(outcome, DivergedError):
-        raise outcome
-    return outcome
+    def __post_init__(self) -> None:
+        require_count("rounds", self.rounds)
+        if self.eval_every is not None:
+            require_count("eval_every", self.eval_every)
+        check_adapt_on(self.adapt_on)
 
-
-def run_together(
-    engines: Sequence[Rounds],
-    rounds: int,
-    eval_every: int | None = None,
-    adapt_on: AdaptOn = "train",
-    on_progress: Callable[[Progress], None] | None = None,
-    networks: Sequence[Network | None] | None = None,
-    courses: Sequence[Course] | None = None,
-    on_courses: Callable[[dict[int, Course]], None] | None = None,
-    keep_models: bool = False,
-    spent: dict[str, float] | None = None,
-    score_training: bool = False,
-    scorers: Sequence[Scorer] | None = None,
-    eval_clients: int | None = None,
-) -> list[Result | DivergedError]:
-    """Several runs at once, by the same programs; one that diverges does not stop the others.
-
-    Args:
-        engines: one a run. Several must be alike except for numbers (`Setup.alike`).
-        rounds: as for `run`.
-        eval_every: as for `run`.
-        adapt_on: as for `run`.
-        on_progress: as for `run`; the loss is the mean over the runs.
-        networks: one a run.
-        courses: where each was left, all after as many rounds; None: from the beginning.
-        on_courses: as for `run`, with all runs that go on, by number.
-        keep_models: as for `run`.
-        spent: as for `run`, by all of them; of this as of all time, each run has its share.
-        score_training: as for `run`.
-        scorers: as for `run`, one a run.
-        eval_clients: as for `run`.
-    """
-    require_count("rounds", rounds)
-    networks = networks or [None] * len(engines)
-    for engine, network in zip(engines, networks, strict=True):
-        what = "runs can be computed together if they differ in nothing but numbers"
-        require(engines[0].setup.alike(engine.setup), "engines", engine.setup.method, what)
-        if network is not None:
-            network.check(engine.setup.federation.clients)
-    if eval_every is not None:
-        require_count("eval_every", eval_every)
-    if courses is not None:
-        at_once = {course.round for course in courses}
-        require(len(at_once) == 1, "courses", sorted(at_once), "must all stand at one round")
-    if scorers is None:
-        here = [engine for engine in engines if isinstance(engine, Engine)]
-        assert len(here) == len(engines), "clients that are elsewhere need a scorer of their own"
-        scorers = [Evaluator(e, adapt_on, keep_models, score_training, eval_clients) for e in here]
-    crew, watch = _Crew(engines, scorers), _Watch(len(engines), courses, spent or {})
-    failed: dict[int, DivergedError] = {}
-    going: dict[int, Course] = {}  # the others
-
-    def kept(outcomes: dict[int, _Kind | DivergedError]) -> dict[int, _Kind]:
-        """What came of the runs that go on."""
-        good = {}
-        for i, outcome in outcomes.items():
-            if isinstance(outcome, DivergedError):
-                failed[i] = outcome
-                going.pop(i, None)
-            else:
-                good[i] = outcome
-        return good
-
-    def report() -> None:
-        if not going:
-            return
-        if on_progress is not None:
-            losses = [_mean(c.history[-1].scores["personalized"].loss) for c in going.values()]
-            on_progress(Progress(at(), rounds, float(np.mean(losses))))
-        if on_courses is not None:
-            with watch.timing("recording"):
-                on_courses(dict(going))
-
-    def at() -> int:
-        return next(iter(going.values())).round
-
-    if courses is not None:
-        going.update(enumerate(courses))
-    else:
-        states = {i: engine.start() for i, engine in enumerate(engines)}
-        with watch.timing("scoring"):
-            first = crew.score(states)
-        for i, evaluation in kept(first).items():
-            nothing = engines[i].nothing_sent()
-            marks = (watch.seconds(i),)
-            going[i] = Course(states[i], (evaluation,), (nothing,), marks, watch.parts(i))
-    report()
-    # Clients elsewhere compile on their own, and nobody here knows when; and a round with them is
-    # not to be lost because others were to follow it.
-    elsewhere = not isinstance(engines[0], Engine)
-    block, compiled = 1, elsewhere
-    while going and (done := at()) < rounds:
-        stop = min(rounds, done - done % eval_every + eval_every) if eval_every else rounds
-        step = hosts.agreed(min(block, stop - done))
-        with watch.timing("rounds" if compiled else "compiling") as lasted:
-            advanced = crew.record({i: course.state for i, course in going.items()}, step)
-        # The first block compiles, so it says little about the pace: grow from it with care.
-        pace = lasted() / step
-        if not elsewhere:
-            block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
-        compiled = True
-        for i, (state, sent) in kept(advanced).items():
-            # Models are those of the last scores only: by now they are of an earlier state.
-            history = (*going[i].history[:-1], replace(going[i].history[-1], models=None))
-            sent_so_far = (*going[i].sent, sent)
-            going[i] = Course(state, history, sent_so_far, going[i].marks, watch.parts(i))
-        if done + step == stop:
-            with watch.timing("scoring"):
-                scored = crew.score({i: course.state for i, course in going.items()})
-            for i, evaluation in kept(scored).items():
-                going[i] = replace(
-                    going[i],
-                    history=(*going[i].history, evaluation),
-                    marks=(*going[i].marks, watch.seconds(i)),
-                    timing=watch.parts(i),
-                )
-        report()
-
-    def result(i: int, course: Course) -> Result:
-        setup, network = engines[i].setup, networks[i]
-        lasted = None if network is None else _round_seconds(network, setup, course.traffic)
-        return Result(
-            setup.method, rounds, setup.seed, watch.seconds(i), course, scorers[i], lasted
+    def evaluator(self, engine: Simulator) -> SimulationEvaluator:
+        """What scores an engine's clients so."""
+        return SimulationEvaluator(
+            engine, self.adapt_on, self.keep_models, self.eval_training, self.eval_clients
         )
 
-    return [failed[i] if i in failed else result(i, going[i]) for i in range(len(engines))]
 
+@final
+@dataclass
+class Run:
+    """One run of a trainer.
 
-_Kind = TypeVar("_Kind")
+    Attributes:
+        engine: what runs its rounds.
+        evaluator: what scores its clients; None: as the options say, of clients that are here.
+        callbacks: who is told of it.
+        network: what messages and computations cost in time; None: nobody asks.
+        state: where it was left; None: from the beginning. Moves on as it is trained.
+    """
 
-
-def _mean(values: Values) -> float:
-    """Over the clients that have been scored; those elsewhere may have been away."""
-    defined = values[np.isfinite(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
+    engine: Engine
+    evaluator: Evaluator | None = None
+    callbacks: Sequence[Callback] = ()
+    network: Network | None = None
+    state: TrainState | None = None
 
 
 @final
-@dataclass(frozen=True)
-class _Crew:
-    """Runs that are alike, by the programs of the first of them."""
+class Trainer:
+    """Trains one run, or several at once by the same programs.
 
-    engines: Sequence[Rounds]
-    scorers: Sequence[Scorer]
+    Args:
+        options: how long, and how to score.
+        on_progress: called as the runs go on; the loss is the mean over them.
+        spent: seconds spent before, by what they were spent on; each run has its share.
+    """
 
-    def record(
-        self, states: dict[int, State], rounds: int
-    ) -> dict[int, tuple[State, Traffic] | DivergedError]:
-        setups = [self.engines[i].setup for i in states]
-        outcomes = self.engines[0].record_all(setups, list(states.values()), rounds)
-        jax.block_until_ready([o for o in outcomes if not isinstance(o, DivergedError)])
-        return dict(zip(states, outcomes, strict=True))
+    def __init__(
+        self,
+        options: TrainOptions,
+        on_progress: OnProgress | None = None,
+        spent: dict[str, float] | None = None,
+    ) -> None:
+        self.options = options
+        self._on_progress, self._spent = on_progress, spent or {}
 
-    def score(self, states: dict[int, State]) -> dict[int, Evaluation | DivergedError]:
-        if not states:
-            return {}
-        scorers = [self.scorers[i] for i in states]
-        scored = self.scorers[0].score_all(scorers, list(states.values()))
-        return dict(zip(states, scored, strict=True))
+    def train(self, run: Run) -> Result:
+        """One run, to its end. An interruption is passed on, after the callbacks have heard of it.
+
+        Raises:
+            DivergedError: an update, or a loss, is not finite.
+        """
+        (outcome,) = self.train_all([run])
+        if isinstance(outcome, DivergedError):
+            raise outcome
+        return outcome
+
+    def train_all(self, runs: Sequence[Run]) -> list[Result | DivergedError]:
+        """Several runs; one that diverges does not stop the others.
+
+        Args:
+            runs: they must differ in numbers only (`Experiment.same_program`), and stand at the
+                same round.
+        """
+        _check(runs)
+        loop = _Loop(self.options, runs, _evaluators(runs, self.options), self._spent)
+        try:
+            for run in runs:
+                for callback in run.callbacks:
+                    callback.on_start(run.state)
+            for progress in loop.blocks():
+                if self._on_progress is not None:
+                    self._on_progress(progress)
+            return loop.finish()
+        except BaseException as error:
+            for run in runs:
+                for callback in run.callbacks:
+                    callback.on_failure(run.state, error)
+            raise
+        finally:
+            for run in runs:
+                for callback in run.callbacks:
+                    callback.on_close()
 
 
 @final
-class _Watch:
+class _Loop:
+    """The loop over blocks of rounds, of runs that are computed together.
+
+    The programs are those of the first run. What becomes of a run is in its `state`.
+    """
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        runs: Sequence[Run],
+        evaluators: Sequence[Evaluator],
+        spent: dict[str, float],
+    ) -> None:
+        self._options, self._runs, self._evaluators = options, runs, evaluators
+        self._timer = Timer(len(runs), [run.state for run in runs], spent)
+        self._failed: dict[int, DivergedError] = {}
+
+    def blocks(self) -> Iterator[Progress]:
+        """Train; how far it has come, after every block of rounds."""
+        if self._runs[0].state is None:
+            self._begin()
+        yield from self._progress()
+        rounds, every = self._options.rounds, self._options.eval_every
+        # Clients elsewhere compile on their own, and nobody here knows when; and a round with them
+        # is not to be lost because others were to follow it.
+        remote = not isinstance(self._runs[0].engine, Simulator)
+        block, compiled = 1, remote
+        while self._going and (done := self._round) < rounds:
+            stop = min(rounds, done - done % every + every) if every else rounds
+            step = hosts.agree(min(block, stop - done))
+            pace = self._advance(step, "rounds" if compiled else "compiling") / step
+            # The first block compiles, so it says little about the pace: grow from it with care.
+            if not remote:
+                block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
+            compiled = True
+            if done + step == stop:
+                self._evaluate()
+            yield from self._progress()
+
+    def finish(self) -> list[Result | DivergedError]:
+        """What came of every run; callbacks hear of those that are finished."""
+        outcomes: list[Result | DivergedError] = []
+        for i, run in enumerate(self._runs):
+            if i in self._failed:
+                outcomes.append(self._failed[i])
+                continue
+            state, network = self._state(i), run.network
+            experiment = run.engine.experiment
+            lasted = None if network is None else round_seconds(network, experiment, state.traffic)
+            seconds, evaluator = self._timer.seconds(i), self._evaluators[i]
+            result = Result(self._options.rounds, seconds, state, evaluator, lasted)
+            for callback in run.callbacks:
+                callback.on_end(result)
+            outcomes.append(result)
+        return outcomes
+
+    @property
+    def _going(self) -> list[int]:
+        """The runs that have not failed."""
+        return [i for i in range(len(self._runs)) if i not in self._failed]
+
+    @property
+    def _round(self) -> int:
+        """Where they all stand."""
+        return self._state(self._going[0]).round
+
+    def _state(self, i: int) -> TrainState:
+        state = self._runs[i].state
+        assert state is not None
+        return state
+
+    def _begin(self) -> None:
+        states = [run.engine.init() for run in self._runs]
+        with self._timer.timing("scoring"):
+            found = self._evaluators[0].evaluate_runs(self._evaluators, states)
+        for i, evaluation in self._good(range(len(self._runs)), found):
+            nothing = Traffic.none(self._runs[i].engine.experiment.cohort)
+            marks = (self._timer.seconds(i),)
+            timing = self._timer.parts(i)
+            self._runs[i].state = TrainState(states[i], (evaluation,), (nothing,), marks, timing)
+            self._tell_scores(i)
+
+    def _advance(self, rounds: int, what: str) -> float:
+        """So many rounds of all runs; the seconds they took."""
+        going = self._going
+        experiments = [self._runs[i].engine.experiment for i in going]
+        states = [self._state(i).engine for i in going]
+        with self._timer.timing(what):
+            begun = time.perf_counter()
+            found = self._runs[0].engine.run_rounds(experiments, states, rounds)
+            jax.block_until_ready([o for o in found if not isinstance(o, DivergedError)])
+            seconds = time.perf_counter() - begun
+        for i, (engine, messages) in self._good(going, found):
+            state = self._state(i)
+            # Models are those of the last scores only: by now they are of an earlier state.
+            history = (*state.history[:-1], replace(state.history[-1], models=None))
+            sent = (*state.messages, messages)
+            timing = self._timer.parts(i)
+            self._runs[i].state = TrainState(engine, history, sent, state.marks, timing)
+        return seconds
+
+    def _evaluate(self) -> None:
+        if not (going := self._going):
+            return
+        with self._timer.timing("scoring"):
+            found = self._evaluators[0].evaluate_runs(
+                [self._evaluators[i] for i in going], [self._state(i).engine for i in going]
+            )
+        for i, evaluation in self._good(going, found):
+            state = self._state(i)
+            self._runs[i].state = replace(
+                state,
+                history=(*state.history, evaluation),
+                marks=(*state.marks, self._timer.seconds(i)),
+                timing=self._timer.parts(i),
+            )
+            self._tell_scores(i)
+
+    def _good(self, runs: Sequence[int], outcomes: Sequence[Any]) -> list[tuple[int, Any]]:
+        """What came of the runs that go on; the others are noted as failed."""
+        good = []
+        for i, outcome in zip(runs, outcomes, strict=True):
+            if isinstance(outcome, DivergedError):
+                self._failed[i] = outcome
+                self._runs[i].state = None  # it leads nowhere
+            else:
+                good.append((i, outcome))
+        return good
+
+    def _tell_scores(self, i: int) -> None:
+        with self._timer.timing("recording"):
+            for callback in self._runs[i].callbacks:
+                callback.on_evaluate(self._state(i))
+
+    def _progress(self) -> Iterator[Progress]:
+        if not self._going:
+            return
+        with self._timer.timing("recording"):
+            for i in self._going:
+                for callback in self._runs[i].callbacks:
+                    callback.on_rounds_end(self._state(i))
+        losses = [
+            mean_defined(self._state(i).history[-1].scores["personalized"].loss)
+            for i in self._going
+        ]
+        yield Progress(self._round, self._options.rounds, float(np.mean(losses)))
+
+
+@final
+class Timer:
     """How long runs have taken, and what it was spent on; each has a like share of the time."""
 
     def __init__(
-        self, runs: int, courses: Sequence[Course] | None, spent: dict[str, float]
+        self, runs: int, states: Sequence[TrainState | None], spent: dict[str, float]
     ) -> None:
         self._runs, self._spent = runs, dict(spent)
-        self._before = [(0.0, dict[str, float]())] * runs
-        if courses is not None:
-            self._before = [(course.marks[-1], course.timing) for course in courses]
+        self._before = [
+            (0.0, dict[str, float]()) if state is None else (state.marks[-1], state.timing)
+            for state in states
+        ]
         self._begun = time.perf_counter()
 
     def seconds(self, run: int) -> float:
+        """How long a run has taken."""
         return self._before[run][0] + (time.perf_counter() - self._begun) / self._runs
 
     def parts(self, run: int) -> dict[str, float]:
+        """What its time was spent on."""
         before = self._before[run][1]
         return {
             part: before.get(part, 0.0) + self._spent.get(part, 0.0) / self._runs
@@ -516,16 +309,32 @@ class _Watch:
         }
 
     @contextmanager
-    def timing(self, part: str) -> Iterator[Callable[[], float]]:
+    def timing(self, part: str) -> Iterator[None]:
+        """The time within this is spent on a part."""
         begun = time.perf_counter()
-        yield lambda: time.perf_counter() - begun
+        yield
         self._spent[part] = self._spent.get(part, 0.0) + time.perf_counter() - begun
 
 
-def _round_seconds(
-    network: Network, setup: Setup, traffic: Traffic
-) -> Float[np.ndarray, " rounds"]:
-    sizes = np.asarray(setup.federation.train.size)
-    different, which = np.unique(sizes, return_inverse=True)
-    gradients = np.array([setup.method.gradients(int(size)) for size in different])[which]
-    return network.seconds(traffic, gradients, setup.seed, first_round=0)
+def _check(runs: Sequence[Run]) -> None:
+    first = runs[0].engine.experiment
+    for run in runs:
+        experiment = run.engine.experiment
+        what = "runs can be computed together if they differ in numbers only"
+        require(first.same_program(experiment), "runs", experiment.method, what)
+        if run.network is not None:
+            run.network.check(experiment.federation.clients)
+    at = {-1 if run.state is None else run.state.round for run in runs}
+    require(len(at) == 1, "runs", sorted(at), "must all stand at one round")
+
+
+def _evaluators(runs: Sequence[Run], options: TrainOptions) -> list[Evaluator]:
+    found: list[Evaluator] = []
+    for run in runs:
+        engine = run.engine
+        if run.evaluator is not None:
+            found.append(run.evaluator)
+        else:
+            assert isinstance(engine, Simulator), "clients elsewhere need an evaluator of their own"
+            found.append(options.evaluator(engine))
+    return found

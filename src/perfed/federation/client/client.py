@@ -1,6 +1,5 @@
 """One client: its own data, what it keeps, and its answers to the server's messages."""
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,60 +9,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfed.core.errors import CodecError, ConfigError, DataError, DivergedError
-from perfed.core.objective import Params
-from perfed.data import Federation
-from perfed.data.dataset import Dataset
+from perfed.core.trees import Params, combine, row
+from perfed.data import Dataset, Federation
 from perfed.data.files import client_files
-from perfed.data.splits import Natural
-from perfed.evaluation.evaluator import Evaluator
-from perfed.federation.client.client_dir import Home, Memory, RefusalError
+from perfed.data.splits import NaturalSplit
+from perfed.evaluation import SimulationEvaluator
+from perfed.federation.client.client_dir import ClientDir, RecordPair
+from perfed.federation.protocol.errors import UNKNOWN, OwnDataError, RefusalError
 from perfed.federation.protocol.messages import (
-    Change,
-    Hello,
-    Introduction,
-    Scored,
-    Scoring,
-    Turn,
+    ClientInfo,
+    EvaluateReply,
+    EvaluateRequest,
+    JoinRequest,
+    TrainReply,
+    TrainRequest,
     packed,
     unpacked,
 )
-from perfed.methods.base import change
+from perfed.federation.protocol.rules import check_source
+from perfed.methods import Received
 from perfed.pipeline.codecs import Codec, Float32
 from perfed.runs.config import Config
 from perfed.runs.saved_model import saved_model
-from perfed.simulation import Kept, Sequential, Setup, State
-from perfed.simulation.experiment import DeviceData, Due, Numbers
-
-# What a client says of an experiment that it has to be told of first.
-UNKNOWN = "no such experiment here:"
+from perfed.simulation import ClientRecord, EngineState, Experiment, Sequential
+from perfed.simulation.experiment import DeviceData, ServerExtra, Variables
+from perfed.simulation.round import Trained, train_client
 
 # How a client's file is read; all else of `[data]` is about where a simulation finds its files.
 _READING = ("label", "features", "task", "labels", "part")
-_DEALING = ("test_from", "test_fraction", "standardize", "clip", "seed")
-# What takes all clients' data in one place.
-_TOGETHER = ("feature", "unit", "whole-set")
-
-
-# What these say is ours, and is about messages, settings and rounds.
-_OPEN = (RefusalError, CodecError, ConfigError, DivergedError)
-
-
-@final
-class OwnDataError(DataError):
-    """The client's own file cannot be used; the text may quote it."""
-
-
-def told(error: Exception) -> str:
-    """What the server is told of an error: nothing that may quote a row, or name a file."""
-    if isinstance(error, OwnDataError):
-        return "its data cannot be read as the configuration says; its own log says why"
-    said = "its own log says why"
-    if isinstance(error, _OPEN):
-        said = " ".join(str(error).split())
-    elif isinstance(error, OSError) and error.errno:
-        said = f"[Errno {error.errno}] {os.strerror(error.errno)}"
-    return f"{type(error).__name__}: {said}"
+_PREPARING = ("test_from", "test_fraction", "standardize", "clip", "seed")
 
 
 @final
@@ -71,33 +45,33 @@ class Client:
     """Answers the server, from its own file and its own folder.
 
     Args:
-        home: the client's folder.
+        client_dir: the client's folder.
         data: the client's file.
         name: what it calls itself where no key says who it is.
     """
 
-    def __init__(self, home: Home, data: Path, name: str = "") -> None:
-        self.home, self.data, self.name = home, data, name
-        self._known: dict[str, _Work] = {}
+    def __init__(self, client_dir: ClientDir, data: Path, name: str = "") -> None:
+        self.client_dir, self.data, self.name = client_dir, data, name
+        self._known: dict[str, _Training] = {}
 
     def answer(self, blob: bytes, kind: str) -> bytes:
         """The answer to a message; what is wrong with it is raised."""
-        answers = {"hello": self.introduce, "turn": self.take_turn, "scoring": self.score}
+        answers = {"join": self.join, "train": self.train, "evaluate": self.evaluate}
         if kind not in answers:
             raise RefusalError(f"a message of kind {kind!r} means nothing to a client")
         return answers[kind](blob)
 
-    def introduce(self, blob: bytes) -> bytes:
+    def join(self, blob: bytes) -> bytes:
         """Read the data as the experiment asks, and tell what they look like from outside."""
-        hello, _ = unpacked(blob, Hello)
-        facts = {"config": hello.config, "name": hello.name or self.name}
-        work = _Work.of(facts, self.data)
-        self.home.begin(hello.experiment, facts)
-        self._known = {hello.experiment: work}
-        own = work.setup.federation
+        request, _ = unpacked(blob, JoinRequest)
+        facts = {"config": request.config, "name": request.name or self.name}
+        training = _Training.of(facts, self.data)
+        self.client_dir.begin(request.experiment, facts)
+        self._known = {request.experiment: training}
+        own = training.experiment.federation
         return packed(
-            Introduction(
-                experiment=hello.experiment,
+            ClientInfo(
+                experiment=request.experiment,
                 name=self.name,
                 shape=own.example_shape,
                 dtype=str(own.train.x.dtype),  # type: ignore[arg-type]
@@ -107,37 +81,41 @@ class Client:
             )
         )
 
-    def take_turn(self, blob: bytes) -> bytes:
-        """A turn: the change, written by the codec. What is kept is on the disk before it goes."""
-        turn, parts = unpacked(blob, Turn)
-        work = self._work(turn)
-        setup = work.setup
-        w, kept = self._received(work, turn, parts, setup.downlink)
-        due = work.due(w, kept, turn.round)
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(due)):
-            raise setup.diverged(turn.round, 0)
-        messages = [setup.codec.encode(setup.uplink_key(turn.round, turn.number, 0), due.change)]
-        residual = None
-        if kept.residual is not None:
-            residual = change(due.change, setup.codec.decode(messages[0], due.change))
-        if due.iterate is not None:
-            key = setup.uplink_key(turn.round, turn.number, 1)
-            messages.append(setup.iterate_codec.encode(key, due.iterate))
-        memory = Memory(turn.counted, turn.round, kept, Kept(due.memory, residual))
-        self.home.keep(turn.experiment, memory)
-        answer = Change(experiment=turn.experiment, round=turn.round)
-        return packed(answer, *(messages if setup.method.sends else ()))
+    def train(self, blob: bytes) -> bytes:
+        """A local update, written by the pipeline. What is kept is on the disk before it goes."""
+        request, parts = unpacked(blob, TrainRequest)
+        training = self._training(request)
+        experiment, round = training.experiment, request.round
+        received, record = self._received(training, request, parts, experiment.downlink)
+        trained = training.train(received, record, round)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained)):
+            raise experiment.diverged(round, 0)
+        pipeline, messages, residual = experiment.pipeline, [], None
+        if jax.tree.leaves(trained.written):
+            key = experiment.uplink_key(round, request.number, 0)
+            messages.append(pipeline.codec.encode(key, trained.written))
+            arrived = pipeline.codec.decode(messages[0], trained.written)
+            residual = pipeline.left_out(trained.written, arrived)
+        if jax.tree.leaves(trained.extra):
+            key = experiment.uplink_key(round, request.number, 1)
+            messages.append(pipeline.extra_codec.encode(key, trained.extra))
+        after = ClientRecord(trained.state, trained.personal, residual)
+        records = RecordPair(request.counted, round, record, after)
+        self.client_dir.write_records(request.experiment, records)
+        return packed(TrainReply(experiment=request.experiment, round=round), *messages)
 
-    def score(self, blob: bytes) -> bytes:
+    def evaluate(self, blob: bytes) -> bytes:
         """Both models' scores on the data held out; the client's own model goes to its disk."""
-        scoring, parts = unpacked(blob, Scoring)
-        work = self._work(scoring)
+        request, parts = unpacked(blob, EvaluateRequest)
+        training = self._training(request)
         # Scores are of the model itself, not of what a short downlink message would make of it.
-        w, kept = self._received(work, scoring, parts, Float32())
-        stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept)
-        evaluation = work.evaluator(State(jnp.int32(scoring.round), w, stacked, None))
-        own = jax.tree.map(lambda leaf: leaf[0], evaluation.models)
-        self.home.write_model(scoring.experiment, work.model_file(own))
+        received, record = self._received(training, request, parts, Float32())
+        shared, _ = training.experiment.divided(received.params)
+        stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], record)
+        state = EngineState(jnp.int32(request.round), shared, ServerExtra(received.extra), stacked)
+        evaluation = training.evaluator(state)
+        own = row(evaluation.models, 0)
+        self.client_dir.write_model(request.experiment, training.model_file(own))
         scores: dict[str, dict[str, float | None]] = {
             kind: {
                 name: float(values[0]) if np.isfinite(values[0]) else None
@@ -145,122 +123,112 @@ class Client:
             }
             for kind, found in evaluation.scores.items()
         }
-        return packed(Scored(experiment=scoring.experiment, round=scoring.round, scores=scores))
+        reply = EvaluateReply(experiment=request.experiment, round=request.round, scores=scores)
+        return packed(reply)
 
     def _received(
-        self, work: "_Work", asked: Turn | Scoring, parts: list[bytes], codec: Codec
-    ) -> tuple[Params, Kept]:
-        """The model that was sent, and what the client keeps."""
-        first = work.first
-        if len(parts) > 1:
-            raise RefusalError(f"{len(parts)} models came where one is due")
-        # A method that sends nothing leaves everyone with the first model.
-        w = codec.decode(parts[0], first.w) if parts else first.w
-        kept = jax.tree.map(lambda leaf: leaf[0], first.kept)
-        return w, self.home.recall(asked.experiment, kept).as_of(asked.counted)
+        self,
+        training: "_Training",
+        request: TrainRequest | EvaluateRequest,
+        parts: list[bytes],
+        codec: Codec,
+    ) -> tuple[Received, ClientRecord]:
+        """The model that was sent, joined with personal leaves; and what the client keeps."""
+        first = training.first
+        likes = (first.params, training.extra_shape)
+        due = [like for like in likes if jax.tree.leaves(like)]
+        if len(parts) != len(due):
+            raise RefusalError(f"{len(parts)} messages came where {len(due)} are due")
+        rest = iter(parts)
+        shared, extra = (
+            codec.decode(next(rest), like) if jax.tree.leaves(like) else like for like in likes
+        )
+        records = self.client_dir.read_records(request.experiment, row(first.clients, 0))
+        record = records.as_of(request.counted)
+        return Received(combine(shared, record.personal), extra), record
 
-    def _work(self, asked: Turn | Scoring) -> "_Work":
-        work = self._known.get(asked.experiment)
-        if work is None:
-            facts = self.home.facts(asked.experiment)
+    def _training(self, request: TrainRequest | EvaluateRequest) -> "_Training":
+        training = self._known.get(request.experiment)
+        if training is None:
+            facts = self.client_dir.facts(request.experiment)
             if facts is None:
                 raise RefusalError(
-                    f"{UNKNOWN} {asked.experiment}: it was never begun in this client's home, or "
-                    "its folder there was removed"
+                    f"{UNKNOWN} {request.experiment}: it was never begun in this client's folder, "
+                    "or what was there was removed"
                 )
-            work = _Work.of(facts, self.data)
-        if work.setup.first != asked.number:
-            work = replace(work, setup=replace(work.setup, first=asked.number))
-        self._known = {asked.experiment: work}
-        return work
+            training = _Training.of(facts, self.data)
+        if training.experiment.first != request.number:
+            experiment = replace(training.experiment, first=request.number)
+            training = replace(training, experiment=experiment)
+        self._known = {request.experiment: training}
+        return training
 
 
 @final
 @dataclass(frozen=True)
-class _Work:
+class _Training:
     """All that a client needs for an experiment: a federation of one, with its number in it."""
 
     config: Config
-    setup: Setup
+    experiment: Experiment
 
     @classmethod
-    def of(cls, facts: dict[str, Any], data: Path) -> "_Work":
+    def of(cls, facts: dict[str, Any], data: Path) -> "_Training":
         config = Config.checked(facts["config"])
         check_source(config)
         try:
             federation = config.scored(own_data(config, data, facts["name"]))
         except Exception as error:
             raise OwnDataError(str(error) or type(error).__name__) from error
-        return cls(config, config.build_setup(federation, cohort=1))
+        return cls(config, config.build_experiment(federation, cohort=1))
 
     @cached_property
-    def first(self) -> State:
-        return self.setup.first_state()
+    def first(self) -> EngineState:
+        return self.experiment.init_state()
 
     @cached_property
-    def _engine(self) -> Sequential:
-        return Sequential(self.setup)
+    def extra_shape(self) -> Any:
+        """What the server sends beside the parameters, by its shapes."""
+        return jax.eval_shape(self.experiment.method.broadcast, self.first.server_state)
 
     @cached_property
-    def _world(self) -> DeviceData:
-        return self.setup.world()
+    def _data(self) -> DeviceData:
+        return self.experiment.device_data()
 
     @cached_property
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> SimulationEvaluator:
         config = self.config
-        return Evaluator(self._engine, config.adapt_on, True, config.score_training)
+        engine = Sequential(self.experiment)
+        return SimulationEvaluator(engine, config.adapt_on, True, config.eval_training)
 
     @cached_property
     def _compiled(self) -> Any:
         @jax.jit
-        def work(numbers: Numbers, world: DeviceData, w: Params, kept: Kept, round: Any) -> Due:
-            return self.setup.with_numbers(numbers).work(world, w, kept, round, 0)
+        def train(
+            variables: Variables, data: DeviceData, received: Received, record: ClientRecord, k: Any
+        ) -> Trained:
+            experiment = self.experiment.with_variables(variables)
+            return train_client(experiment, data, received, record, k, 0)
 
-        return work
+        return train
 
-    def due(self, w: Params, kept: Kept, round: int) -> Due:
-        """What comes of a turn."""
-        numbers = self.setup.numbers()
-        due: Due = self._compiled(numbers, self._world, w, kept, jnp.int32(round))
-        return due
+    def train(self, received: Received, record: ClientRecord, round: int) -> Trained:
+        """What comes of a local update."""
+        variables = self.experiment.variables()
+        trained: Trained = self._compiled(variables, self._data, received, record, jnp.int32(round))
+        return trained
 
     def model_file(self, own: Params) -> bytes:
         """The client's own model, as a file."""
-        federation = self.setup.federation
-        common = saved_model(own, self.setup.task.model, federation, self.config.resolved())
-        return common.with_params(own, federation.scaling).to_bytes()
+        common = saved_model(own, self.experiment, self.config.resolved())
+        return common.with_params(own, self.experiment.federation.scaling).to_bytes()
 
 
 def own_data(config: Config, file: Path, name: str) -> Federation:
     """A client's own file, read as the configuration says: a federation of one."""
     settings = config.data.settings()
     reading = {key: settings[key] for key in _READING if key in settings}
-    dealing = {key: settings[key] for key in _DEALING if key in settings}
-    pool: Dataset = client_files([file], **reading)
-    federation = pool.federation(Natural(), **dealing)
+    preparing = {key: settings[key] for key in _PREPARING if key in settings}
+    dataset: Dataset = client_files([file], **reading)
+    federation = dataset.federation(NaturalSplit(), **preparing)
     return replace(federation, names=(name or file.stem,))
-
-
-def check_source(config: Config) -> None:
-    """Raise unless clients can read their own files by this configuration, each on its own."""
-    data = config.data.settings()
-    if data["source"] != "folder":
-        raise ConfigError(
-            f'data.source = "{data["source"]}": clients of a federation bring a file each; use '
-            '"folder", whose files have the same form (perfed federate makes them for a trial)'
-        )
-    if data.get("task", "classification") == "classification" and data.get("labels") is None:
-        raise ConfigError(
-            "data.labels: list all labels there are; no client of a federation sees the others'"
-        )
-    if data.get("standardize") in _TOGETHER:
-        raise ConfigError(
-            f'data.standardize = "{data["standardize"]}": takes all clients\' data in one place; '
-            'use "client", each by its own data, or "none"'
-        )
-    if data.get("standardize_target"):
-        raise ConfigError(
-            "data.standardize_target: takes all clients' data in one place; leave it out"
-        )
-    if data.get("split", "natural") != "natural":
-        raise ConfigError("data.split: clients of a federation have what they have; leave it out")

@@ -7,40 +7,42 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from perfed.federation.client.client import Client
-from perfed.federation.client.client_dir import Home
+from perfed.federation.client.client_dir import ClientDir
 from perfed.federation.transport.messenger import TYPES, blob_of, record
 
 client_app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def _client(home: str, data: str, name: str) -> Client:
+def _client(client_dir: str, data: str, name: str) -> Client:
     """The client of this process, with its data and programs loaded."""
-    return Client(Home(Path(home)), Path(data), name)
+    return Client(ClientDir(Path(client_dir)), Path(data), name)
 
 
 def _answered(kind: str, message: Message, context: Context) -> Message:
-    settings = {key: str(context.node_config.get(key, "")) for key in ("home", "data", "name")}
+    settings = {
+        key: str(context.node_config.get(key, "")) for key in ("client_dir", "data", "name")
+    }
     blob = _client(**settings).answer(blob_of(message.content), kind)
     return Message(record(blob), reply_to=message)
 
 
 @client_app.query()
-def hello(message: Message, context: Context) -> Message:
+def join(message: Message, context: Context) -> Message:
     """Tell what the data look like from outside."""
-    return _answered("hello", message, context)
+    return _answered("join", message, context)
 
 
 @client_app.train()
-def turn(message: Message, context: Context) -> Message:
-    """Take a turn."""
-    return _answered("turn", message, context)
+def train(message: Message, context: Context) -> Message:
+    """Train on own data."""
+    return _answered("train", message, context)
 
 
 @client_app.evaluate()
-def scoring(message: Message, context: Context) -> Message:
+def evaluate(message: Message, context: Context) -> Message:
     """Score both models."""
-    return _answered("scoring", message, context)
+    return _answered("evaluate", message, context)
 
 
-assert set(TYPES) == {"hello", "turn", "scoring"}
+assert set(TYPES) == {"join", "train", "evaluate"}

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Final, NoReturn, final
 
 from perfed.core.errors import ConfigError
-from perfed.federation.client.client_dir import Home
+from perfed.federation.client.client_dir import ClientDir
 from perfed.federation.client.flower_app import client_app
-from perfed.federation.server.serve import new_secret
 from perfed.federation.transport.flower_runtime import Link, serve_tasks
 from perfed.federation.transport.keys import ClientKeys
-from perfed.federation.transport.processes import Program, ended_in_order
+from perfed.federation.transport.processes import Program, ended_in_order, new_secret
 from perfed.simulation.hosts import free_port
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 _FLOWER: Final = "flower"
 # After a crash a key is in use for a minute: whoever asks less often waits for longer than that.
@@ -32,13 +31,13 @@ class GivenUpError(RuntimeError):
 
 @final
 @dataclass(frozen=True)
-class Member:
+class JoinedClient:
     """One client of a federation.
 
     Attributes:
         server: the server's host and port.
         data: the client's own file.
-        home: its own folder.
+        client_dir: its own folder.
         keys: its key, and the authority to know the server by; None: in plain.
         name: what it calls itself, where no key says who it is.
         patience: give up if the server has not let it in for so many seconds; None: never.
@@ -46,7 +45,7 @@ class Member:
 
     server: str
     data: Path
-    home: Home
+    client_dir: ClientDir
     keys: ClientKeys | None
     name: str = ""
     patience: float | None = None
@@ -58,14 +57,14 @@ class Member:
         if not self.data.is_file():
             raise ConfigError(f"--data {self.data}: there is no such file")
 
-    def run(self, say: Say) -> None:
+    def run(self, log: Log) -> None:
         """Take part until interrupted: start a SuperNode, and again whenever it ends."""
-        flower = self.home.path / _FLOWER
+        flower = self.client_dir.path / _FLOWER
         flower.mkdir(exist_ok=True, mode=0o700)
         with ended_in_order():
-            self._stay(flower, say)
+            self._stay(flower, log)
 
-    def _stay(self, flower: Path, say: Say) -> NoReturn:
+    def _stay(self, flower: Path, log: Log) -> NoReturn:
         pause, outside = _FIRST_PAUSE, time.monotonic()
         while True:
             node = self._node(flower)
@@ -75,21 +74,21 @@ class Member:
                 nonlocal let_in, pause
                 if not let_in and _LET_IN in node.said():
                     let_in, pause = True, _FIRST_PAUSE
-                    say(f"joined {self.server}")
+                    log(f"joined {self.server}")
                 if not let_in:
                     self._still_patient(outside, node.said())
                 return node.ended is None
 
             try:
-                serve_tasks(node.link, client_app, going, say)
+                serve_tasks(node.link, client_app, going, log)
             finally:
                 node.program.stop()
             if let_in:
                 outside = time.monotonic()
             why = _why(node.program.said())
-            say(f"{'left' if let_in else 'not let in by'} {self.server}: {why}")
+            log(f"{'left' if let_in else 'not let in by'} {self.server}: {why}")
             self._still_patient(outside, node.program.said())
-            say(f"trying again in {pause:.0f} s")
+            log(f"trying again in {pause:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -102,7 +101,7 @@ class Member:
     def _node(self, flower: Path) -> "_Node":
         secret, port = new_secret(flower), free_port()
         own = {
-            "home": str(self.home.path.absolute()),
+            "client_dir": str(self.client_dir.path.absolute()),
             "data": str(self.data.absolute()),
             "name": self.name,
         }

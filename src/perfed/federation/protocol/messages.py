@@ -60,7 +60,7 @@ class Header(BaseModel):
 
 
 @final
-class Hello(Header):
+class JoinRequest(Header):
     """The server to a client: what is going to be trained, and what the client is called in it.
 
     Without keys the name is empty, and the client says its own.
@@ -68,18 +68,18 @@ class Hello(Header):
 
     longest: ClassVar[int] = 1 << 20  # labels may be many
 
-    kind: Literal["hello"] = "hello"
+    kind: Literal["join"] = "join"
     config: dict[str, Any]
     name: Annotated[str, Field(max_length=120)]
 
 
 @final
-class Introduction(Header):
+class ClientInfo(Header):
     """A client's answer: what its data look like, from outside."""
 
     longest: ClassVar[int] = 1 << 20  # columns may be many
 
-    kind: Literal["introduction"] = "introduction"
+    kind: Literal["client-info"] = "client-info"
     name: OwnName
     shape: Shape
     dtype: Literal["float32", "uint8", "int32"]
@@ -89,42 +89,42 @@ class Introduction(Header):
 
 
 @final
-class Turn(Header):
-    """The server to a client of the cohort; the part is its model.
+class TrainRequest(Header):
+    """The server to a client of the cohort. The parts are its model, and what goes beside it.
 
     `number` is the client's among all. `counted` is the last round in which an answer of its own
     counted, -1 if none did: what it keeps is what it kept then.
     """
 
-    kind: Literal["turn"] = "turn"
+    kind: Literal["train"] = "train"
     round: Count
     number: Count
     counted: Annotated[int, Field(ge=-1, lt=2**31)]
 
 
 @final
-class Change(Header):
-    """A client's answer to its turn; the parts are its change, and its iterate if there is one."""
+class TrainReply(Header):
+    """A client's answer: the parts are its delta, and what its method sends beside it."""
 
-    kind: Literal["change"] = "change"
+    kind: Literal["train-reply"] = "train-reply"
     round: Count
 
 
 @final
-class Scoring(Header):
-    """The server to every client: how good is this model, and one's own? The part is the model."""
+class EvaluateRequest(Header):
+    """The server to every client: score this model, and your own. The parts are as for training."""
 
-    kind: Literal["scoring"] = "scoring"
+    kind: Literal["evaluate"] = "evaluate"
     round: Count
     number: Count
     counted: Annotated[int, Field(ge=-1, lt=2**31)]
 
 
 @final
-class Scored(Header):
+class EvaluateReply(Header):
     """A client's scores by model kind and name; None where one is not defined."""
 
-    kind: Literal["scored"] = "scored"
+    kind: Literal["evaluate-reply"] = "evaluate-reply"
     round: Count
     scores: dict[str, dict[str, Score | None]]
 
@@ -147,7 +147,7 @@ def packed(header: Header, *parts: bytes) -> bytes:
 def unpacked(blob: bytes, kind: type[_Kind]) -> tuple[_Kind, list[bytes]]:
     """The header and the parts of a message of this kind; anything else raises `CodecError`."""
     if blob[: len(MARK)] != MARK:
-        raise CodecError("this is no message of perfed")
+        raise CodecError("this is not a message of perfed")
     if len(blob) < _FIXED:
         raise CodecError("the message ends in its first bytes")
     if (version := blob[len(MARK)]) != VERSION:

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from perfed.core.errors import ConfigError
-from perfed.federation.client.client import check_source
-from perfed.federation.protocol.messages import TERMS, Introduction, without_terms
+from perfed.federation.protocol.messages import TERMS, ClientInfo, without_terms
+from perfed.federation.protocol.rules import check_federated
 from perfed.runs import run_dir
-from perfed.runs.config import Config, overridden, read_toml
+from perfed.runs.config import Config, overridden, read_toml, without_none
 from perfed.runs.files import read_json, write_whole
-from perfed.runs.recording import without_none
 
 PLAN: Final = run_dir.FEDERATION
 
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class FederationPlan:
     """A federated run.
 
     Attributes:
@@ -29,7 +28,7 @@ class Plan:
         experiment: its name, which clients keep what they keep under.
         clients: how many there are.
         names: who they are, in the order of their numbers; None: not known yet.
-        told: what they have told of their data; empty before the run has begun.
+        infos: what they have told of their data; empty before the run has begun.
         wire: the bytes that were received and sent on the clients' port, for whatever reason.
     """
 
@@ -37,13 +36,13 @@ class Plan:
     experiment: str
     clients: int
     names: tuple[str, ...] | None
-    told: dict[str, Introduction]
+    infos: dict[str, ClientInfo]
     wire: tuple[int, int] = (0, 0)
 
     @classmethod
     def begun(
         cls, config: Config, folder: Path, clients: int, names: tuple[str, ...] | None
-    ) -> "Plan":
+    ) -> "FederationPlan":
         """A new one, in a folder of its own."""
         check_federated(config, clients)
         words = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-") or "run"
@@ -56,37 +55,37 @@ class Plan:
         return plan
 
     @classmethod
-    def read(cls, folder: Path) -> "Plan":
+    def read(cls, folder: Path) -> "FederationPlan":
         """That of a run which was begun."""
         if not (folder / PLAN).is_file():
             raise ConfigError(f"--resume {folder}: no federated run was begun there")
         facts = read_json(folder / PLAN)
-        told = {name: Introduction.model_validate(own) for name, own in facts["told"].items()}
+        infos = {n: ClientInfo.model_validate(own) for n, own in facts["infos"].items()}
         names = None if facts["names"] is None else tuple(facts["names"])
         return cls(
             facts["settings"],
             facts["experiment"],
             facts["clients"],
             names,
-            told,
+            infos,
             tuple(facts["wire"]),
         )
 
     def write(self, folder: Path) -> None:
         """Into its folder."""
-        told = {name: own.model_dump(mode="json") for name, own in self.told.items()}
-        facts = vars(self) | {"told": told}
+        infos = {name: own.model_dump(mode="json") for name, own in self.infos.items()}
+        facts = vars(self) | {"infos": infos}
         write_whole(folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
 
-    def settled(self, names: tuple[str, ...], told: dict[str, Introduction]) -> "Plan":
+    def settled(self, names: tuple[str, ...], infos: dict[str, ClientInfo]) -> "FederationPlan":
         """With everyone known."""
-        return replace(self, names=names, told=dict(told))
+        return replace(self, names=names, infos=dict(infos))
 
-    def with_wire(self, received: int, sent: int) -> "Plan":
+    def with_wire(self, received: int, sent: int) -> "FederationPlan":
         """With so many bytes more on the clients' port."""
         return replace(self, wire=(self.wire[0] + received, self.wire[1] + sent))
 
-    def on_terms(self, path: Path | None, overrides: Sequence[str]) -> "Plan":
+    def on_terms(self, path: Path | None, overrides: Sequence[str]) -> "FederationPlan":
         """On the terms that a file and overrides say now; all else must be what it was."""
         values = self.settings if path is None else read_toml(path)
         config = Config.checked(overridden(values, overrides))
@@ -121,17 +120,3 @@ def _differences(old: Any, new: Any, place: str = "") -> list[str]:
     if old == new:
         return []
     return [f"{place.lstrip('.')} = {new!r}: the run was begun with {old!r}"]
-
-
-def check_federated(config: Config, clients: int) -> None:
-    """Raise unless a federation can run this."""
-    check_source(config)
-    if config.network is not None:
-        raise ConfigError("network: is for simulations; a federation has a network of its own")
-    if config.eval_clients is not None:
-        raise ConfigError("eval_clients: is for simulations; in a federation all are scored")
-    cohort = config.build_recipe().cohort
-    if cohort > clients:
-        raise ConfigError(
-            f"cohort = {cohort}: must be between 1 and the number of clients, {clients}"
-        )

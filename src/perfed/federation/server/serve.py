@@ -1,6 +1,5 @@
 """`perfed serve`: a SuperLink, the clients' port before it, and the run."""
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,17 +9,17 @@ from typing import Final, final
 import httpx
 
 from perfed.core.errors import ConfigError
-from perfed.federation.server.clients import Clients, Say
-from perfed.federation.server.plan import Plan
+from perfed.federation.server.clients import ClientManager, Log
+from perfed.federation.server.plan import FederationPlan
 from perfed.federation.server.session import run_federation
 from perfed.federation.transport.flower_runtime import Link, register, server_grid
-from perfed.federation.transport.gateway import ClientsPort
+from perfed.federation.transport.gateway import ClientGateway
 from perfed.federation.transport.keys import ServerKeys
 from perfed.federation.transport.messenger import LinkLostError
-from perfed.federation.transport.processes import Program, ended_in_order
+from perfed.federation.transport.processes import Program, ended_in_order, new_secret
 from perfed.runs import run_dir
 from perfed.simulation.hosts import free_port
-from perfed.training.trainer import Progress, Result
+from perfed.training import Progress, Result
 
 _FLOWER: Final = "flower"
 
@@ -46,9 +45,9 @@ class Server:
 
     def run(
         self,
-        say: Say,
+        log: Log,
         on_progress: Callable[[Progress], None] | None = None,
-        on_clients: Callable[[Clients], None] = lambda _: None,
+        on_clients: Callable[[ClientManager], None] = lambda _: None,
     ) -> Result:
         """Serve until the run is over."""
         if (self.folder / run_dir.SUMMARY).exists():
@@ -59,15 +58,15 @@ class Server:
                 if known is not None:
                     register(link, known)
                 with server_grid(link, lambda: program.ended is None) as grid:
-                    return run_federation(grid, self.folder, known, say, on_progress, on_clients)
+                    return run_federation(grid, self.folder, known, log, on_progress, on_clients)
             except (LinkLostError, httpx.HTTPError) as error:
-                say(self._how_to_go_on)
+                log(self._how_to_go_on)
                 raise LinkLostError(_why(program, error)) from None
             except (KeyboardInterrupt, SystemExit, OSError):
-                say(self._how_to_go_on)
+                log(self._how_to_go_on)
                 raise
             finally:
-                plan = Plan.read(self.folder).with_wire(port.received, port.sent)
+                plan = FederationPlan.read(self.folder).with_wire(port.received, port.sent)
                 plan.write(self.folder)
 
     @property
@@ -78,7 +77,7 @@ class Server:
         return f"go on with: perfed serve --resume {self.folder}, and the same {same}"
 
     @contextmanager
-    def _link(self) -> Iterator[tuple[Link, Program, ClientsPort]]:
+    def _link(self) -> Iterator[tuple[Link, Program, ClientGateway]]:
         """A SuperLink on this machine only, and the port that lets clients, and nothing else, in.
 
         The SuperLink's own port takes orders from whoever reaches it: to register keys, and to run
@@ -108,13 +107,13 @@ class Server:
             program.wait_for_port(port)
             link = Link(port, None if keys is None else keys.authority, secret.read_bytes())
             upstream = f"{'http' if keys is None else 'https'}://127.0.0.1:{port}"
-            clients_port = ClientsPort(
+            clients_port = ClientGateway(
                 self.host, self.port, upstream,
                 certificate=None if keys is None else keys.certificate,
                 key=None if keys is None else keys.key,
                 authority=None if keys is None else keys.authority,
                 admitted=() if keys is None else keys.clients.values(),
-                limit=Plan.read(self.folder).config().federation.message_limit,
+                limit=FederationPlan.read(self.folder).config().federation.message_limit,
             )  # fmt: skip
             stack.enter_context(clients_port)
             yield link, program, clients_port
@@ -129,12 +128,3 @@ def _why(program: Program, error: Exception) -> str:
     else:
         why = str(error).splitlines()[0]
     return f"{why} (the log of the SuperLink is {program.log})"
-
-
-def new_secret(folder: Path) -> Path:
-    """A fresh secret in a file that nobody else can read."""
-    path = folder / "secret"
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(secrets.token_bytes(32))
-    return path

@@ -60,7 +60,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from perfed.federation.client.client import told
+from perfed.federation.protocol.errors import public_text
 from perfed.federation.transport.messenger import LinkLostError
 
 _PAUSE: Final = 0.1
@@ -233,7 +233,7 @@ def _acquired(link: Link, kind: TaskType, run_id: int, seconds: float = 60.0) ->
 
 
 def serve_tasks(
-    link: Link, app: ClientApp, going: Callable[[], bool], say: Callable[[str], None]
+    link: Link, app: ClientApp, going: Callable[[], bool], log: Callable[[str], None]
 ) -> None:
     """Be the client app of a SuperNode: answer its messages one by one, as long as it is `going`.
 
@@ -252,12 +252,12 @@ def serve_tasks(
                 time.sleep(_PAUSE)
                 continue
             try:
-                _serve_task(link, token, app, going, say)
+                _serve_task(link, token, app, going, log)
             except Exception as error:
                 if not _is_over(error):
-                    say(f"no answer could be given: {error}")
+                    log(f"no answer could be given: {error}")
                     return
-                say("too late: nobody waits for this answer any more")
+                log("too late: nobody waits for this answer any more")
 
 
 def _is_over(error: Exception) -> bool:
@@ -271,7 +271,7 @@ def _serve_task(
     token: str,
     app: ClientApp,
     going: Callable[[], bool],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     with link.client(token) as beats, link.client(token, _persistent(going)) as client:
         beating = _heartbeat(beats)
@@ -283,10 +283,10 @@ def _serve_task(
             try:
                 reply = app(message, context)
                 status = SubStatus.COMPLETED
-                say(f"{what}: done in {time.monotonic() - begun:.1f} s")
+                log(f"{what}: done in {time.monotonic() - begun:.1f} s")
             except Exception as error:
-                say(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
-                details = told(error)
+                log(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
+                details = public_text(error)
                 code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
                 reply = Message(Error(code, details), reply_to=message)
             push_message(client, reply, context)

@@ -34,7 +34,7 @@ FLEET: Final = frozenset(
         "send-node-heartbeat", "unregister-node",
     }
 )  # fmt: skip
-# Clients with keys do not admit themselves.
+# ClientManager with keys do not admit themselves.
 KEYLESS: Final = frozenset({"register-node", "unregister-node"})
 # A SuperLink takes whatever is pushed, in whosever name: an order in the server's own, to a client
 # or to itself, or an answer in another client's.
@@ -77,7 +77,7 @@ class _GoneError(RuntimeError):
 
 
 @final
-class ClientsPort:
+class ClientGateway:
     """A port that passes clients' calls to a SuperLink; it is open within `with`.
 
     Attributes:

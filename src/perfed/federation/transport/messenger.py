@@ -25,7 +25,7 @@ _PAUSE: Final = 0.2
 # Others are asked after when an answer takes longer than this to come in.
 _TURN: Final = 1.0
 # Flower's message types of our questions.
-TYPES: Final = {"hello": "query", "turn": "train", "scoring": "evaluate"}
+TYPES: Final = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
 class LinkLostError(OSError):
@@ -34,7 +34,7 @@ class LinkLostError(OSError):
 
 @final
 @dataclass(frozen=True)
-class Fault:
+class Failure:
     """Why a client's answer does not count; in one line, whoever has worded it."""
 
     reason: str
@@ -43,7 +43,7 @@ class Fault:
         object.__setattr__(self, "reason", legible(self.reason))
 
 
-Answer = bytes | Fault
+Answer = bytes | Failure
 
 
 class Node(NamedTuple):
@@ -67,15 +67,15 @@ def blob_of(content: RecordDict) -> bytes:
     """The blob of a record; anything else raises `CodecError`."""
     found = content.get(_RECORD)
     if not isinstance(found, ConfigRecord) or len(content) != 1 or len(found) != 1:
-        raise CodecError("this is no message of perfed")
+        raise CodecError("this is not a message of perfed")
     blob = found.get(_BLOB)
     if not isinstance(blob, bytes):
-        raise CodecError("this is no message of perfed")
+        raise CodecError("this is not a message of perfed")
     return blob
 
 
 @final
-class Conversation:
+class Messenger:
     """Asks nodes and waits for their answers."""
 
     def __init__(self, grid: Grid) -> None:
@@ -115,7 +115,7 @@ class Conversation:
         except httpx.HTTPError as error:
             raise _lost(error) from None
         for node in set(questions) - set(waiting.values()):
-            answers[node] = Fault("Flower would not take the message for it")
+            answers[node] = Failure("Flower would not take the message for it")
         coming: dict[str, _Pull] = {}
         while waiting and time.monotonic() < deadline:
             begun = time.monotonic()
@@ -183,20 +183,20 @@ class _Pull:
                 if reply.metadata.reply_to_message_id == self._name:
                     self._found = _answer(reply)
         except httpx.HTTPStatusError as error:
-            self._found = Fault(f"Flower has no answer of it: {error}")
+            self._found = Failure(f"Flower has no answer of it: {error}")
         except httpx.HTTPError as error:
             self._error = error
         except Exception as error:  # whatever comes of a client's bytes in Flower's code
-            self._found = Fault(f"Flower cannot read its answer: {type(error).__name__}: {error}")
+            self._found = Failure(f"Flower cannot read its answer: {type(error).__name__}: {error}")
 
 
 def _answer(reply: Message) -> Answer:
     if reply.has_error():
-        return Fault(str(reply.error.reason).strip() or f"Flower's error {reply.error.code}")
+        return Failure(str(reply.error.reason).strip() or f"Flower's error {reply.error.code}")
     try:
         return blob_of(reply.content)
     except CodecError as error:
-        return Fault(str(error))
+        return Failure(str(error))
 
 
 def _lost(error: httpx.HTTPError) -> LinkLostError:

@@ -1,6 +1,7 @@
 """Programs, Flower's and ours, as children that end when this process ends, however it ends."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -163,3 +164,12 @@ class Program:
         if self._child.stdin is not None:
             self._child.stdin.close()
         self._log.close()
+
+
+def new_secret(folder: Path) -> Path:
+    """A fresh secret in a file that nobody else can read."""
+    path = folder / "secret"
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(secrets.token_bytes(32))
+    return path

@@ -2,7 +2,7 @@
 
 import zlib
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -38,16 +38,14 @@ class Codec(ABC):
     The laws: `decode(encode(key, x), x)` is `compress(key, x)`, bit for bit, and
     `8 * len(encode(key, x))` is `bits(key, x)`. A subclass says how a vector becomes symbols, what
     a receiver makes of them, and how they are written; so the laws hold if reading undoes writing.
-
-    Attributes:
-        error_feedback: the client keeps what a message leaves out, and adds it to its next change.
     """
 
     name: ClassVar[str]
     number: ClassVar[int]
 
-    _: KW_ONLY
-    error_feedback: bool = False
+    def with_feedback(self) -> "Codec":
+        """The codec to use where the client keeps what messages leave out (`ErrorFeedback`)."""
+        return self
 
     def send(self, key: PRNGKeyArray, tree: Tree) -> Sent:
         """What the receiver sees, and how long the message is; for use inside a compiled round."""

@@ -90,8 +90,6 @@ class LowPrecision(Codec):
 
     def variance(self, sizes: Sizes) -> float | None:
         """min(d/s^2, sqrt(d)/s) for the largest part, of d entries, that has a norm of its own."""
-        if self.error_feedback:
-            return None
         if self.norm == "tensor":
             d = max(sizes)
         else:

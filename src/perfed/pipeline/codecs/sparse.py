@@ -1,6 +1,6 @@
 """Codecs that send a few entries: the largest, or some at random. The values go by a codec too."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, final
 
 import jax
@@ -91,6 +91,7 @@ class RandomK(Codec):
     Attributes:
         fraction: the part of all entries that is sent.
         inner: the codec their values go by.
+        scaled: whether they are scaled up, as is right without error feedback.
     """
 
     name: ClassVar[str] = "random-k"
@@ -98,9 +99,14 @@ class RandomK(Codec):
 
     fraction: float = 0.01
     inner: Codec = field(default_factory=Float32)
+    scaled: bool = True
 
     def __post_init__(self) -> None:
         _check(self.fraction, self.inner)
+
+    def with_feedback(self) -> "RandomK":
+        """Entries as they are: what is left out comes later."""
+        return replace(self, scaled=False)
 
     def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> Drawn:
         """A seed, and the values of the entries that it draws."""
@@ -109,7 +115,7 @@ class RandomK(Codec):
         seed_key, value_key = jax.random.split(key)
         seed = jax.random.bits(seed_key, (2,), jnp.uint32)
         value = x[_drawn(seed, k, p)]
-        if not self.error_feedback:
+        if self.scaled:
             value = value * jnp.float32(p / k)
         return Drawn(seed, self.inner.symbols(value_key, value, (k,)))
 
@@ -121,11 +127,11 @@ class RandomK(Codec):
         return jnp.zeros(p).at[_drawn(symbols.seed, k, p)].set(value, unique_indices=True)
 
     def variance(self, sizes: Sizes) -> float | None:
-        """p/k - 1, and what the inner codec adds to what is drawn; without error feedback."""
+        """p/k - 1, and what the inner codec adds to what is drawn; if they are scaled."""
         p = sum(sizes)
         k = _count(self.fraction, p)
         inner = self.inner.variance((k,))
-        return None if inner is None or self.error_feedback else (1 + inner) * p / k - 1
+        return None if inner is None or not self.scaled else (1 + inner) * p / k - 1
 
     def symbols_bytes(self, symbols: Drawn, sizes: Sizes) -> Any:
         """The seed and the values."""
@@ -168,6 +174,6 @@ def _count(fraction: float, p: int) -> int:
 def _check(fraction: float, inner: Any) -> None:
     require(0 < fraction <= 1, "fraction", fraction, "must be greater than 0, and at most 1")
     require(isinstance(inner, Codec), "inner", inner, "must be a codec, such as LowPrecision()")
-    plain = not isinstance(inner, TopK | RandomK) and not inner.error_feedback
-    allowed = "must be a codec of all entries, without error feedback of its own"
+    plain = not isinstance(inner, TopK | RandomK)
+    allowed = "must be a codec of all entries"
     require(plain, "inner", inner.name, allowed)

@@ -1,0 +1,117 @@
+"""Arithmetic on trees of parameters. A leaf that is None is not there, and stays away."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Params: TypeAlias = Any  # a pytree of float arrays
+Scalar = Float[Array, ""]
+# The place of a leaf in its tree: keys, positions and names, as in `("layers", 0, "w")`.
+Path = tuple[Any, ...]
+
+
+def tree_add(a: Params, b: Params) -> Params:
+    """A + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def tree_sub(a: Params, b: Params) -> Params:
+    """A - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def tree_scale(factor: float | Array, a: Params) -> Params:
+    """Factor * a, in the type of a."""
+    return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), a)
+
+
+def tree_zeros_like(a: Params) -> Params:
+    """Zeros."""
+    return jax.tree.map(jnp.zeros_like, a)
+
+
+def sgd_step(params: Params, lr: float | Array, grad: Params) -> Params:
+    """Params - lr * grad, in the type of params."""
+    return jax.tree.map(lambda p, g: (p - lr * g).astype(p.dtype), params, grad)
+
+
+def squared_norm(tree: Params) -> Scalar:
+    """The squared Euclidean norm of all entries together."""
+    return jnp.asarray(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+
+
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether every entry of every leaf is finite."""
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.array(finite).all() if finite else jnp.array(True)
+
+
+def tree_size(tree: Params) -> int:
+    """The number of entries."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def tree_bytes(tree: Any) -> int:
+    """The bytes of all leaves."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def leaf_paths(tree: Params) -> list[Path]:
+    """The place of every leaf."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [tuple(_key(part) for part in path) for path in paths]
+
+
+def path_name(path: Path) -> str:
+    """A place as text: `layers.0.w`; that of a tree which is a single leaf is `w`."""
+    return ".".join(map(str, path)) or "w"
+
+
+def partition(tree: Params, chosen: Sequence[bool]) -> tuple[Params, Params]:
+    """Two trees of one structure: one with the chosen leaves, one with the others."""
+    leaves, structure = jax.tree.flatten(tree)
+    if all(chosen):
+        return tree, None
+    parts = [
+        jax.tree.unflatten(
+            structure,
+            [leaf if own == part else None for leaf, own in zip(leaves, chosen, strict=True)],
+        )
+        for part in (True, False)
+    ]
+    return parts[0], parts[1]
+
+
+def combine(chosen: Params, others: Params) -> Params:
+    """The tree that `partition` took apart."""
+    if others is None:
+        return chosen
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, chosen, others, is_leaf=lambda leaf: leaf is None
+    )
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Trees of one structure, stacked along a first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def unstack(tree: Any) -> list[Any]:
+    """The trees that `stack` put together."""
+    count = len(jax.tree.leaves(tree)[0])
+    return [row(tree, i) for i in range(count)]
+
+
+def row(tree: Any, i: Any) -> Any:
+    """One tree of a stack, or several for an array of positions."""
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def _key(part: Any) -> Any:
+    for name in ("key", "idx", "name"):
+        if hasattr(part, name):
+            return getattr(part, name)
+    return str(part)

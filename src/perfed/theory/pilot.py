@@ -1,0 +1,104 @@
+"""A pilot: candidates trained for some rounds, scored on a part of the clients' training data."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from math import inf
+from typing import Any, NamedTuple
+
+from perfed.core.errors import DivergedError
+from perfed.data import Federation
+from perfed.runs.config import Config
+from perfed.simulation import Simulator
+from perfed.training import Result, Run, Trainer, TrainOptions, TrainState
+
+# Of the clients' training data, the part that the pilot is scored on.
+VALIDATION = 0.2
+
+# So many candidates go on after the first part of the pilot.
+_FINALISTS = 4
+
+Log = Callable[[str], None]
+
+
+class PilotTrial(NamedTuple):
+    """A candidate in the pilot.
+
+    Attributes:
+        settings: what it changes; nothing: as given.
+        rounds: how long it ran.
+        loss: what it came to; inf: it diverged.
+        uplink: bytes that clients sent per round.
+    """
+
+    settings: dict[str, Any]
+    rounds: int
+    loss: float
+    uplink: float
+
+
+def pilot_engine(values: dict[str, Any], part: Federation) -> Simulator:
+    """An engine on the pilot's data, which may lack a few clients, and without a network."""
+    own = {key: value for key, value in values.items() if key not in ("network", "validation")}
+    cohort = Config.checked(values).build_preset().cohort
+    return Config.checked(own | {"cohort": min(cohort, part.clients)}).build(part)
+
+
+def run_pilot(
+    given: dict[str, Any],
+    settled: dict[str, Any],
+    candidates: Sequence[dict[str, float]],
+    part: Federation,
+    log: Log,
+) -> list[PilotTrial]:
+    """All candidates for some rounds, the best for more; the settings as given with them."""
+    tried: list[dict[str, float]] = [{}, *candidates]
+    engines = []
+    for settings in tried:
+        own = deepcopy(settled if settings else given)
+        own["method"] |= settings
+        engines.append(pilot_engine(own, part))
+    adapt_on = Config.checked(given).adapt_on
+    rounds = int(settled.get("rounds", 100))
+    first = min(rounds, max(20, rounds // 10))
+    more = min(rounds, 4 * first)
+    log(f"pilot: {len(tried)} candidates, {first} rounds")
+    found = _trained(engines, TrainOptions(first, adapt_on=adapt_on), [None] * len(engines))
+    order = sorted(range(len(found)), key=lambda i: _loss(found[i]))
+    # The settings as given stay in, to say what is gained.
+    finalists = sorted(i for i in {*order[:_FINALISTS], 0} if _loss(found[i]) < inf)
+    others = [_trial(tried[i], first, found[i]) for i in order if i not in finalists]
+    if more > first and finalists:
+        log(f"pilot: {len(finalists)} candidates, {more} rounds")
+        states = [found[i].train_state for i in finalists]  # type: ignore[union-attr]
+        options = TrainOptions(more, adapt_on=adapt_on)
+        longer = _trained([engines[i] for i in finalists], options, states)
+        for i, result in zip(finalists, longer, strict=True):
+            found[i] = result
+    last = [_trial(tried[i], more, found[i]) for i in finalists]
+    return sorted(last, key=lambda t: t.loss) + sorted(others, key=lambda t: t.loss)
+
+
+def _trained(
+    engines: Sequence[Simulator], options: TrainOptions, states: Sequence[TrainState | None]
+) -> list[Result | DivergedError]:
+    """Runs that are one program in one call, each kind by itself."""
+    outcomes: dict[int, Result | DivergedError] = {}
+    left = list(range(len(engines)))
+    while left:
+        first = engines[left[0]].experiment
+        same = [i for i in left if first.same_program(engines[i].experiment)]
+        left = [i for i in left if i not in same]
+        runs = [Run(engines[i], state=states[i]) for i in same]
+        outcomes |= dict(zip(same, Trainer(options).train_all(runs), strict=True))
+    return [outcomes[i] for i in range(len(engines))]
+
+
+def _trial(settings: dict[str, float], rounds: int, result: Result | DivergedError) -> PilotTrial:
+    sent = inf if isinstance(result, DivergedError) else float(result.traffic.uplink.sum() / rounds)
+    return PilotTrial(settings, rounds, _loss(result), sent)
+
+
+def _loss(result: Result | DivergedError) -> float:
+    if isinstance(result, DivergedError):
+        return inf
+    return float(result.scores["personalized"].loss.mean())
