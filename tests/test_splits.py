@@ -339,7 +339,7 @@ def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
         counts = histograms(pool.federation(DirichletSplit(50, alpha, balanced=True)))
         return float((counts / counts.sum(axis=1, keepdims=True)).max(axis=1).mean())
 
-    # The mean largest part of a DirichletSplit(0.1 x 10) mixture is about 0.66; of one with 100, 0.13.
+    # The mean largest part of a mixture is about 0.66 for alpha = 0.1, and 0.13 for 100.
     assert 0.5 < largest(0.1) < 0.75
     assert largest(100.0) < 0.2
 

@@ -1,6 +1,6 @@
 """Arithmetic on trees of parameters. A leaf that is None is not there, and stays away."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -61,8 +61,14 @@ def tree_bytes(tree: Any) -> int:
 
 def leaf_paths(tree: Params) -> list[Path]:
     """The place of every leaf."""
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    return [tuple(_key(part) for part in path) for path in paths]
+    return [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def leaves_where(chosen: Callable[[Path], bool], tree: Params) -> Params:
+    """The tree, with zeros for all leaves but those whose place is chosen."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if chosen(_path(path)) else jnp.zeros_like(leaf), tree
+    )
 
 
 def path_name(path: Path) -> str:
@@ -108,6 +114,10 @@ def unstack(tree: Any) -> list[Any]:
 def row(tree: Any, i: Any) -> Any:
     """One tree of a stack, or several for an array of positions."""
     return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def _path(path: Any) -> Path:
+    return tuple(_key(part) for part in path)
 
 
 def _key(part: Any) -> Any:
