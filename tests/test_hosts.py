@@ -220,7 +220,7 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(
         ("a:80,,b", 0, "write HOST:PORT,HOST"),
         ("a:80,b", 2, "must be between 0 and 1"),
         ("auto", 1, "is what the launcher says"),
-        ("127.0.0.1:80,127.0.0.1", None, "this machine is 2 of these; say which one by --rank"),
+        ("127.0.0.1:80,127.0.0.1", None, "this machine is 2 of these; choose one by --rank"),
         ("nowhere.invalid:80,neither.invalid", None, "this machine is 0 of these"),
     ],
 )

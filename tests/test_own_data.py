@@ -615,7 +615,7 @@ def test_faults_of_a_folder_are_named(tmp_path: Path, fault: str) -> None:
         ("t.csv", "u,sit,label\n1,a,0\n", ['no column "site"', 'did you mean "sit"?']),
         ("t.txt", GOOD, ["t.txt: is neither .csv nor .parquet; write the table as one of these"]),
         ("t.csv/t", GOOD, ['t.csv: is a folder; name a file, or use source = "folder"']),
-        ("u.csv", GOOD, ["t.csv: there is no such file; check the path"]),
+        ("u.csv", GOOD, ["t.csv: no such file; check the path"]),
     ],
 )
 def test_faults_of_a_table_are_named(

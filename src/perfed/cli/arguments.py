@@ -25,5 +25,5 @@ HostList = Annotated[
 ]
 Rank = Annotated[
     int | None,
-    typer.Option(min=0, help="Which of the hosts this is, if their names do not say."),
+    typer.Option(min=0, help="Which of the hosts this is, if their names do not tell."),
 ]

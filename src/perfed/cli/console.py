@@ -42,7 +42,7 @@ def errors_shown() -> Iterator[None]:
 
 def _show_error(error: Exception) -> None:
     console, who = err, ""
-    # What one of several processes alone has met it says itself, though another speaks for all.
+    # An error of one process alone is reported by itself, others by the first process.
     if err.quiet and not isinstance(error, BroadcastError | ConnectionError | DivergedError):
         import jax
 
@@ -116,7 +116,7 @@ def show_result(result: "Result") -> None:
 
 
 def write_report(folders: list[Path], page: Path | None = None) -> Path:
-    """One page of runs; unless it is said, into the folder of the first."""
+    """One page of runs; by default in the folder of the first."""
     from perfed.report.page import report_page
     from perfed.runs import run_dir
     from perfed.runs.files import write_whole
@@ -129,7 +129,7 @@ def write_report(folders: list[Path], page: Path | None = None) -> Path:
 
 
 def show_written(folder: Path) -> None:
-    """Write a run's report, and say where all of it is."""
+    """Write a run's report, and print where it is."""
     page = write_report([folder])
     out.print(f"written to {escape(str(folder))}; look at it in {escape(str(page))}")
 

@@ -181,7 +181,7 @@ def _federate(federation: Any, folder: Path) -> None:
     show_written(folder)
 
 
-# What the extra brings, whichever of it is asked for first.
+# The extra's packages.
 _OF_FLOWER = ("flwr", "cryptography", "httpx", "starlette", "uvicorn")
 
 

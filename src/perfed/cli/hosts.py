@@ -14,8 +14,8 @@ def on_hosts(names: str | None, rank: int | None, check: Callable[[], None]) -> 
     """Be one of the processes that compute a run, or start as many of them here.
 
     Args:
-        names: what --hosts says.
-        rank: what --rank says.
+        names: the value of --hosts.
+        rank: the value of --rank.
         check: raises for what would fail in all of them, before they are started.
     """
     if names is None:

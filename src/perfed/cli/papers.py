@@ -18,7 +18,7 @@ def reproduce_command(
         str | None, typer.Argument(metavar="NAME", help="Which; --list shows them.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds; default: as the file says.")
+        int | None, typer.Option(min=1, help="How many seeds; default: those of the file.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version: fewer rounds, rows and seeds.")

@@ -53,12 +53,12 @@ def difference(function: Callable[[Tree], Tree], at: Tree, by: Tree) -> Tree:
         _Spread(a, b.astype(a.dtype))
         for a, b in zip(jax.tree.leaves(at), jax.tree.leaves(by), strict=True)
     ]
-    results = _evaluated(traced.jaxpr, traced.consts, points)
+    results = _evaluate(traced.jaxpr, traced.consts, points)
     apart: Tree = jax.tree.unflatten(jax.tree.structure(at), [2 * _spread(r).half for r in results])
     return apart
 
 
-def _evaluated(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[_Value]) -> list[_Value]:
+def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[_Value]) -> list[_Value]:
     """The results of a traced function."""
     known: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
@@ -67,20 +67,20 @@ def _evaluated(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[_Valu
         return variable.val if isinstance(variable, Literal) else known[variable]
 
     for equation in jaxpr.eqns:
-        results = _applied(equation, [read(variable) for variable in equation.invars])
+        results = _apply(equation, [read(variable) for variable in equation.invars])
         known.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _applied(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
+def _apply(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
     """What one operation makes of its operands."""
     name = equation.primitive.name
     varying = [operand for operand in operands if isinstance(operand, _Ends | _Spread)]
     if not varying:
-        return _plainly(equation, operands)
+        return _bind(equation, operands)
     if name == "jit":
         inner = equation.params["jaxpr"]
-        return _evaluated(inner.jaxpr, inner.consts, operands)
+        return _evaluate(inner.jaxpr, inner.consts, operands)
     scaled = len(varying) == 1 and (
         name in _BILINEAR or (name == "div" and varying[0] is operands[0])
     )
@@ -94,12 +94,12 @@ def _applied(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
             for operand in operands
         ]
         mean, half = zip(*pairs, strict=True)
-        return list(map(_Spread, _plainly(equation, mean), _plainly(equation, half)))
+        return list(map(_Spread, _bind(equation, mean), _bind(equation, half)))
     ahead, behind = zip(*map(_ends, operands), strict=True)
-    return list(map(_Ends, _plainly(equation, ahead), _plainly(equation, behind)))
+    return list(map(_Ends, _bind(equation, ahead), _bind(equation, behind)))
 
 
-def _plainly(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+def _bind(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """What an operation makes of arrays."""
     operation = equation.primitive
     results = operation.bind(*operands, **operation.get_bind_params(equation.params))

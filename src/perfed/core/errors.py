@@ -6,7 +6,7 @@ from typing import Any, final
 
 
 class FieldError(ValueError):
-    """A setting that cannot be used: which one, what it was, and what is allowed."""
+    """An invalid setting: its name, its value, and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field} = {value!r}: {allowed}")
@@ -14,20 +14,20 @@ class FieldError(ValueError):
 
 
 class DataError(ValueError):
-    """Data that cannot be used, or a split that the data cannot give."""
+    """Invalid data, or a split that the data do not allow."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run: what is wrong with it, one fault a line."""
+    """An invalid configuration: what is wrong with it, one error per line."""
 
 
 @final
 class BroadcastError(ConfigError):
-    """A fault that all of the processes that compute a run have heard of: one may speak for all."""
+    """An error that all processes of a run know of, so that one of them may report it for all."""
 
 
 class CodecError(ValueError):
-    """A message that cannot be what it should be, or a change that cannot be made into one."""
+    """A message that cannot be decoded, or a delta that cannot be encoded."""
 
 
 class DivergedError(RuntimeError):

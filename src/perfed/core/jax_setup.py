@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # What perfed has set itself, for a child process, which decides anew: `NAME=VALUE`, by lines.
-_OWN = "PERFED_JAX_ENVIRONMENT"
+_SET_BY_PERFED = "PERFED_JAX_ENVIRONMENT"
 
 
 def prepare() -> None:
@@ -17,23 +17,22 @@ def prepare() -> None:
     already started. `PERFED_DEVICES` asks for another number of host devices, `PERFED_CACHE` for
     another folder of compiled programs (empty: none).
     """
-    _forget_inherited()
+    _clear_inherited()
     settings: dict[str, str] = {}
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        # One that is no number is complained about when devices are asked for: an import is no
-        # place for it.
+        # An invalid number raises an error where devices are first used, not at import.
         with suppress(ValueError):
-            settings["jax_num_cpu_devices"] = str(wanted_devices() or _cores())
+            settings["jax_num_cpu_devices"] = str(requested_devices() or _cores())
     cache = os.environ.get("PERFED_CACHE", str(_cache_home() / "perfed" / "compiled"))
     if cache:
         settings["jax_compilation_cache_dir"] = cache
     if "jax" in sys.modules:
         _update(settings)
     else:
-        _export(settings)
+        _set_environment(settings)
 
 
-def wanted_devices() -> int | None:
+def requested_devices() -> int | None:
     """What `PERFED_DEVICES` asks for; `ValueError` if that is not a whole number of at least 1."""
     wanted = os.environ.get("PERFED_DEVICES", "")
     if not wanted:
@@ -43,18 +42,18 @@ def wanted_devices() -> int | None:
     return int(wanted)
 
 
-def _export(settings: dict[str, str]) -> None:
+def _set_environment(settings: dict[str, str]) -> None:
     """For a JAX that is imported later: by the environment, where nothing is set there."""
     fresh = {k.upper(): v for k, v in settings.items() if k.upper() not in os.environ}
     if "JAX_COMPILATION_CACHE_DIR" in fresh:
         fresh.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.01")
     os.environ.update(fresh)
-    os.environ[_OWN] = "\n".join(f"{name}={value}" for name, value in fresh.items())
+    os.environ[_SET_BY_PERFED] = "\n".join(f"{name}={value}" for name, value in fresh.items())
 
 
-def _forget_inherited() -> None:
+def _clear_inherited() -> None:
     """What a parent process's perfed has set is not the user's."""
-    for line in os.environ.pop(_OWN, "").splitlines():
+    for line in os.environ.pop(_SET_BY_PERFED, "").splitlines():
         name, _, value = line.partition("=")
         if os.environ.get(name) == value:
             del os.environ[name]

@@ -251,7 +251,7 @@ class Objective:
         """
         if batch.position is not None:
             x, y = self.examples.rows(batch.position)
-            return _divided(part(x, y, jnp.ones(x.shape[0], bool)), x.shape[0])
+            return _divide(part(x, y, jnp.ones(x.shape[0], bool)), x.shape[0])
         block, n = self.examples.block, self.examples.size
 
         def block_sum(b: Int[Array, ""]) -> Any:
@@ -265,12 +265,12 @@ class Objective:
             lambda b, total: jax.tree.map(jnp.add, total, block_sum(b)),
             jax.tree.map(_zeros, jax.eval_shape(block_sum, jnp.int32(0))),
         )
-        return _divided(total, n)
+        return _divide(total, n)
 
 
 def _zeros(like: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(like.shape, like.dtype)
 
 
-def _divided(tree: Any, n: IntLike) -> Any:
+def _divide(tree: Any, n: IntLike) -> Any:
     return jax.tree.map(lambda leaf: leaf / n, tree)

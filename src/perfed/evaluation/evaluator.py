@@ -187,12 +187,12 @@ class SimulationEvaluator(Evaluator):
         return sample_clients(self.experiment.federation.clients, self.count)
 
     @cached_property
-    def _scored(self) -> Federation:
+    def _scored_federation(self) -> Federation:
         return self.scored()
 
     def __call__(self, state: EngineState) -> Evaluation:
         """Score the global and every personalized model; a loss that is not finite is refused."""
-        return self.evaluation(int(state.round), self._measured(state, self.clients))
+        return self.evaluation(int(state.round), self._measure_clients(state, self.clients))
 
     def evaluate_runs(
         self, evaluators: Sequence[Self], states: Sequence[EngineState]
@@ -200,7 +200,7 @@ class SimulationEvaluator(Evaluator):
         """By one program for all runs, which must differ in numbers only."""
         experiments = [evaluator.experiment for evaluator in evaluators]
         found: list[Evaluation | DivergedError] = []
-        measured = self._measured_runs(experiments, list(states), self.clients)
+        measured = self._measure_runs(experiments, list(states), self.clients)
         for evaluator, state, own in zip(evaluators, states, measured, strict=True):
             try:
                 found.append(evaluator.evaluation(int(state.round), own))
@@ -209,13 +209,13 @@ class SimulationEvaluator(Evaluator):
         return found
 
     def evaluation(self, round: int, measures: ClientMeasures) -> Evaluation:
-        """What clients' measures, stacked in their order, come to."""
-        federation, scores = self._scored, {}
+        """The evaluation from clients' measures, stacked in their order."""
+        federation, scores = self._scored_federation, {}
         sizes = np.asarray(federation.test.size)
         for kind in model_kinds(self.experiment):
-            values = self._named(round, kind, measures.test[kind], federation.test)
+            values = self._named_scores(round, kind, measures.test[kind], federation.test)
             if measures.train is not None:
-                trained = self._named(round, kind, measures.train[kind], federation.train)
+                trained = self._named_scores(round, kind, measures.train[kind], federation.train)
                 values |= {f"train_{name}": value for name, value in trained.items()}
                 if self.experiment.task.l2 > 0 and measures.penalty is not None:
                     penalty = np.asarray(measures.penalty[kind], np.float64)
@@ -223,10 +223,10 @@ class SimulationEvaluator(Evaluator):
             scores[kind] = Scores(values, sizes)
         return Evaluation(round, scores, measures.models)
 
-    def _named(
+    def _named_scores(
         self, round: int, kind: ModelKind, measure: Measure, rows: FlatExamples
     ) -> dict[str, Values]:
-        federation = self._scored
+        federation = self._scored_federation
         loss, score = (np.asarray(part, np.float64) for part in measure)
         lost = np.flatnonzero(~np.isfinite(loss))
         if len(lost):
@@ -244,18 +244,18 @@ class SimulationEvaluator(Evaluator):
         n = self.experiment.federation.clients
         for client in [] if clients is None else clients:
             require(0 <= client < n, "client", client, f"must be between 0 and {n - 1}")
-        return self._personalized(state, clients)
+        return self._personalize_clients(state, clients)
 
     @cached_property
-    def _personalized(self) -> Any:
+    def _personalize_clients(self) -> Any:
         return self.engine.map_clients(ADAPTATIONS[self.adapt_on])
 
     @cached_property
-    def _measured_runs(self) -> MappedFunctions:
+    def _measure_runs(self) -> MappedFunctions:
         return self.engine.map_clients_of_runs(self.measure)
 
     @cached_property
-    def _measured(self) -> Any:
+    def _measure_clients(self) -> Any:
         return self.engine.map_clients(self.measure)
 
     def measure(

@@ -1,4 +1,4 @@
-"""What a score is, and what scores of many clients come to."""
+"""Scores of clients, and their summaries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ERRORS = ("loss", "rmse", "train_loss", "train_rmse", "train_objective")
 
 
 class Summary(NamedTuple):
-    """One number per client, and what it comes to over the clients that have one.
+    """One number per client, summarized over the clients that have one.
 
     Attributes:
         mean: the plain mean over clients, as Per-FedAvg reports it.

@@ -159,9 +159,9 @@ def method(name: str) -> Callable[[type[_Class]], type[_Class]]:
     Each of its settings becomes a key of `[method]` in the configuration.
     """
 
-    def decorated(cls: type[_Class]) -> type[_Class]:
+    def decorate(cls: type[_Class]) -> type[_Class]:
         made = settings_tree(cls)
         made.name = name
         return made
 
-    return decorated
+    return decorate

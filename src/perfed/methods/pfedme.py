@@ -149,14 +149,14 @@ class PFedMe(Method):
         # (8) speaks of the gradient at theta itself, so theta is where it is measured.
         Carry = tuple[Int[Array, ""], Params, Params, Params]
 
-        def unfinished(carry: Carry) -> Bool[Array, ""]:
+        def proceed(carry: Carry) -> Bool[Array, ""]:
             k, _, _, g = carry
             return (k < self.inner_steps) & (squared_norm(g) > nu)
 
-        def checked_step(carry: Carry) -> Carry:
+        def step_with_gradient(carry: Carry) -> Carry:
             k, theta, ahead, g = carry
             theta, ahead = inner_step(theta, ahead, grad_h(ahead) if accelerated else g)
             return k + 1, theta, ahead, grad_h(theta)
 
         start_carry: Carry = (jnp.int32(0), start, start, grad_h(start))
-        return jax.lax.while_loop(unfinished, checked_step, start_carry)[1]
+        return jax.lax.while_loop(proceed, step_with_gradient, start_carry)[1]

@@ -37,7 +37,7 @@ def register(cls: type[_Class]) -> type[_Class]:
 
 def method_names() -> list[str]:
     """The names of all methods there are."""
-    return list(dict.fromkeys([*_BUILT_IN, *_REGISTERED, *_elsewhere()]))
+    return list(dict.fromkeys([*_BUILT_IN, *_REGISTERED, *_entry_points()]))
 
 
 def find_method(name: str) -> type[Method]:
@@ -48,15 +48,15 @@ def find_method(name: str) -> type[Method]:
         module, _, attribute = _BUILT_IN[name].partition(":")
         found: type[Method] = getattr(import_module(module), attribute)
         return found
-    return _loaded(_elsewhere()[name])
+    return _load(_entry_points()[name])
 
 
-def _elsewhere() -> dict[str, EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
     """What other packages bring."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _loaded(point: EntryPoint) -> type[Method]:
+def _load(point: EntryPoint) -> type[Method]:
     try:
         found: type[Method] = point.load()
     except Exception as error:

@@ -54,18 +54,18 @@ def settings_tree(cls: type[_Class]) -> type[_Class]:
 
     # Annotations are read when first needed: the class may refer to what comes after it.
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        children, static = _divided(made)
+        children, static = _leaf_and_static_fields(made)
         return [getattr(value, f) for f in children], tuple(getattr(value, f) for f in static)
 
     def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         values, static = flatten(value)
-        keys = [jax.tree_util.GetAttrKey(f) for f in _divided(made)[0]]
+        keys = [jax.tree_util.GetAttrKey(f) for f in _leaf_and_static_fields(made)[0]]
         return list(zip(keys, values, strict=True)), static
 
     def unflatten(static: tuple[Any, ...], values: Any) -> Any:
         # Not by the constructor, which checks settings: here they may be traced.
         new = object.__new__(made)
-        names = [*_divided(made)[0], *_divided(made)[1]]
+        names = [*_leaf_and_static_fields(made)[0], *_leaf_and_static_fields(made)[1]]
         for field, value in zip(names, [*values, *static], strict=True):
             object.__setattr__(new, field, value)
         return new
@@ -83,15 +83,15 @@ def check_settings(value: Any) -> None:
 
 
 @cache
-def _divided(cls: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _leaf_and_static_fields(cls: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The settings that are leaves or trees of them, and the others."""
     hints = get_type_hints(cls, include_extras=True)
     names = [f.name for f in fields(cls)]
-    chosen = [name for name in names if _mark(hints[name]) is not None or _is_tree(hints[name])]
+    chosen = [name for name in names if _leaf_of(hints[name]) is not None or _is_tree(hints[name])]
     return tuple(chosen), tuple(name for name in names if name not in chosen)
 
 
-def _mark(hint: Any) -> Leaf | None:
+def _leaf_of(hint: Any) -> Leaf | None:
     """What marks a setting as a leaf, if it is one; it may be optional."""
     for part in (hint, *get_args(hint)):
         if get_origin(part) is Annotated:
@@ -113,14 +113,14 @@ def _checks(cls: type[Any]) -> dict[str, _Check]:
 
 def _check_of(hint: Any) -> _Check | None:
     optional = type(None) in get_args(hint)
-    check = _check_of_given(hint, [part for part in get_args(hint) if part is not type(None)])
+    check = _check_of_type(hint, [part for part in get_args(hint) if part is not type(None)])
     if check is None or not optional:
         return check
     return lambda field, value: None if value is None else check(field, value)
 
 
-def _check_of_given(hint: Any, options: list[Any]) -> _Check | None:
-    if (mark := _mark(hint)) is not None:
+def _check_of_type(hint: Any, options: list[Any]) -> _Check | None:
+    if (mark := _leaf_of(hint)) is not None:
         return lambda field, value: _check_number(field, value, mark.zero)
     if options == list(get_args(BatchSize)):
         return _check_batch_size

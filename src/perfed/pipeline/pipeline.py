@@ -18,10 +18,10 @@ from perfed.pipeline.stages import Aggregate, Clip, Encode, ErrorFeedback, Mean,
 @final
 @dataclass(frozen=True)
 class Pipeline:
-    """What happens to a client's delta on its way into the server's mean.
+    """What happens to a client's delta between its local update and the server update.
 
-    At the client: clip, error feedback, encode. At the server: decode, aggregate. What is left out
-    is as plain as can be: float32 messages, and the weighted mean.
+    At the client: clip, error feedback, encode. At the server: decode, aggregate. By default
+    messages are float32 and the aggregate is the weighted mean.
 
     Attributes:
         stages: the stages, in the order of their places.
@@ -34,8 +34,8 @@ class Pipeline:
             what = "must be stages of the update pipeline, such as Clip(norm=1.0)"
             require(isinstance(stage, Stage), "pipeline", stage, what)
         for first, second in pairwise(self.stages):
-            said = f"{second.name} comes before {first.name}, and only one of a kind"
-            require(first.place < second.place, "pipeline", self.names, said)
+            what = f"{second.name} must come before {first.name}, with at most one stage of a kind"
+            require(first.place < second.place, "pipeline", self.names, what)
 
     @classmethod
     def of(
@@ -69,7 +69,7 @@ class Pipeline:
 
     @cached_property
     def extra_codec(self) -> Codec:
-        """How what goes beside a delta is written: nothing makes up for what is left out."""
+        """How the extra is encoded; error feedback does not apply to it."""
         return next((stage.codec for stage in self.stages if isinstance(stage, Encode)), Float32())
 
     @cached_property
@@ -85,17 +85,17 @@ class Pipeline:
     # The client's side, in a simulation and in a real client alike.
 
     def init_residual(self, params: Params) -> Params | None:
-        """What a client's messages have left out before the first; None: nobody asks."""
+        """The residual before the first round; None without error feedback."""
         return tree_zeros_like(params) if self.error_feedback else None
 
     def prepare(self, delta: Params, residual: Params | None) -> Params:
-        """What is to be written: the delta, clipped, and what earlier messages have left out."""
+        """What is to be encoded: the clipped delta plus the residual."""
         if self.clip is not None:
             delta = self.clip(delta)
         return delta if residual is None else tree_add(delta, residual)
 
     def left_out(self, written: Params, received: Params) -> Params | None:
-        """What a message has left out, which the client keeps."""
+        """The new residual: what the message lost."""
         return tree_sub(written, received) if self.error_feedback else None
 
     def send(self, key: PRNGKeyArray, written: Params) -> Sent:
@@ -103,10 +103,10 @@ class Pipeline:
         return send(self.codec, key, written)
 
     def send_extra(self, key: PRNGKeyArray, extra: Params) -> Sent:
-        """The same of what is sent beside the delta."""
+        """The same for the extra."""
         return send(self.extra_codec, key, extra)
 
 
 def send(codec: Codec, key: PRNGKeyArray, tree: Params) -> Sent:
-    """What the receiver of a tree sees, and the message's bytes; of nothing there is no message."""
+    """What the receiver of a tree decodes, and the message's bytes; an empty tree is not sent."""
     return codec.send(key, tree) if jax.tree.leaves(tree) else Sent(tree, jnp.int32(0))

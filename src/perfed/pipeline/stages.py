@@ -52,7 +52,7 @@ class Clip(Stage):
 @final
 @dataclass(frozen=True)
 class ErrorFeedback(Stage):
-    """At the client: what a message has left out is kept, and added to the next delta."""
+    """At the client: the part that a message loses is stored, and added to the next delta."""
 
     name: ClassVar[str] = "error-feedback"
     place: ClassVar[int] = 1
@@ -106,7 +106,7 @@ class Aggregate(Stage, ABC):
 
     @abstractmethod
     def finish(self, total: Total) -> Any:
-        """What comes of a cohort's total."""
+        """The aggregate, from a cohort's total."""
 
 
 @final

@@ -75,7 +75,7 @@ def adapt(
     test_fraction: float = 0.25,
     seed: int = 0,
 ) -> Adapted:
-    """Personalize a model the way its method says, on a client's own rows.
+    """Personalize a model by its method, on a client's own rows.
 
     Args:
         model: the common model.
@@ -104,7 +104,7 @@ def adapt(
     task = Task(model.model, uses.model.get("l2", 0.0))
     own, test = (_objective(task, pool.x[rows], y[rows], scaling) for rows in (~out, out))
     start = model.params
-    theta = _personalized(method, model, own, jax.random.key(seed))
+    theta = _personalize(method, model, own, jax.random.key(seed))
 
     def scores(params: Params) -> dict[str, float]:
         measure = test.measure(params)
@@ -130,11 +130,11 @@ def _objective(task: Task, x: np.ndarray, y: np.ndarray, scaling: Scaling | None
     return Objective(task, Examples(jnp.asarray(x), jnp.asarray(y), 0, len(y), arrays))
 
 
-def _personalized(method: Method, model: SavedModel, own: Objective, key: PRNGKeyArray) -> Params:
+def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKeyArray) -> Params:
     """The model of a client that was not there, as its method makes it.
 
-    Where leaves are personal the client first trains its own, which nobody has yet, by a local
-    update from the shared ones.
+    Where leaves are personal the client first trains its own by a local update, from the shared
+    ones.
     """
     shared = model.is_shared(method)
     context = RoundContext(jnp.int32(model.uses.rounds), key, jax.random.fold_in(key, 1), 1, 1)

@@ -1,4 +1,4 @@
-"""Many runs, each in a folder of its own: what is finished is kept, what was left is taken up."""
+"""Many runs, each in its own folder: finished ones are kept, interrupted ones are resumed."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from perfed.runs.config import Config
 from perfed.runs.recording import Recording, record_all
 from perfed.training import Progress
 
-# What was read, or why it could not be, by what says where it is.
+# What was read, or why reading failed, by the settings of its source.
 Data = dict[str, Federation | Exception]
 
 
@@ -47,8 +47,8 @@ def record_batch(
 
     Args:
         entries: the runs.
-        on_progress: told how far one of them has come, by name, with how many beside it.
-        log: told what a user should know.
+        on_progress: called with the progress of one of them, its name, and how many run beside it.
+        log: called with messages for the user.
         data: what has been read already (`data_of`).
     """
     failures: dict[str, str] = {}
@@ -87,7 +87,7 @@ def record_batch(
 
 
 def data_of(config: Config, data: Data) -> Federation:
-    """A run's data: what is read once is kept, and so is why it could not be read."""
+    """A run's data: read once, as is the reason why reading failed."""
     key = json.dumps([config.data.model_dump(mode="json"), config.validation])
     if key not in data:
         try:

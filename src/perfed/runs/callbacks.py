@@ -1,4 +1,4 @@
-"""Callbacks of a run with a folder: checkpoints, trackers, and what is left when it is finished."""
+"""Callbacks of a run with a folder: checkpoints, trackers, and the files of its results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +25,11 @@ class CheckpointClock:
         self._at: tuple[int, bool] | None = None
 
     def add(self, due: Callable[[], bool]) -> None:
-        """One more run, and what says whether it wants one."""
+        """One more run, with a function that tells whether it needs a checkpoint."""
         self._asked.append(due)
 
     def due(self, round: int) -> bool:
-        """Whether any of them does; asked by each of them, and decided once per round."""
+        """Whether any run needs one; decided once per round."""
         if self._at is None or self._at[0] != round:
             wanted = [due() for due in self._asked]
             self._at = (round, bool(hosts.agree(any(wanted))))
@@ -78,7 +78,7 @@ class CheckpointCallback(Callback):
         except OSError as problem:
             self._log(f"no checkpoint could be written: {problem}")
             return
-        self._log(f"interrupted; round {state.round} is kept in {path}")
+        self._log(f"interrupted; round {state.round} is saved in {path}")
 
     def _due(self) -> bool:
         asked = self._store is not None and self._store.checkpoint_due()
@@ -99,7 +99,7 @@ class FolderCallback(Callback):
         self.files: list[Path] = []
 
     def on_end(self, result: Result) -> None:
-        """All files of the run; the summary last, whose presence says that it is all there."""
+        """Write the results; the summary last, so that its presence means that all are there."""
         config = self._config
         personal = config.output.personal_models
         models = result.history[-1].models

@@ -1,4 +1,4 @@
-"""Checkpoints: where a run stands, in files that say whether they are whole.
+"""Checkpoints: the state of a run, in files with a checksum.
 
 A file holds one line with a mark and the SHA-256 of the rest; the rest is a safetensors file with
 the leaves of the state, the scores and traffic so far, and the configuration they belong to.
@@ -82,7 +82,7 @@ class Checkpoints:
 
     def _write(self, path: Path, state: TrainState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        payload = _packed(state, self.config)
+        payload = _pack(state, self.config)
         digest = hashlib.sha256(payload).hexdigest().encode()
         write_whole(path, _MARK + digest + b"\n" + payload)
         for old in self._files()[self.keep :]:
@@ -98,7 +98,7 @@ class Checkpoints:
         """The contents of the last whole one; None if there is none.
 
         Args:
-            log: told of every damaged file on the way.
+            log: called with a message about every damaged file.
             at_most: those of later rounds are passed over.
         """
         for path in self._files():
@@ -117,7 +117,7 @@ class Checkpoints:
             contents: those of a whole one (`latest`).
             start: the run's first state, for its structure.
         """
-        state = _unpacked(contents, start, self.config)
+        state = _unpack(contents, start, self.config)
         self._last_round, self._last_time = state.round, time.monotonic()
         return state
 
@@ -130,7 +130,7 @@ def _round_of(path: Path) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def _packed(state: TrainState, config: dict[str, Any]) -> bytes:
+def _pack(state: TrainState, config: dict[str, Any]) -> bytes:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.engine)]
     # Bytes and a list of types, for types of float that a file format may not know.
     tensors = {f"state.{i}": np.frombuffer(a.tobytes(), np.uint8) for i, a in enumerate(leaves)}
@@ -154,7 +154,7 @@ def _packed(state: TrainState, config: dict[str, Any]) -> bytes:
     )
 
 
-def _unpacked(payload: bytes, like: EngineState, config: dict[str, Any]) -> TrainState:
+def _unpack(payload: bytes, like: EngineState, config: dict[str, Any]) -> TrainState:
     tensors = load(payload)
     size = int.from_bytes(payload[:8], "little")
     facts = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["facts"])

@@ -43,7 +43,7 @@ _FLOAT32 = {"name": "float32"}
 
 
 class DataPart(Section):
-    """What says where the data come from."""
+    """The sections about data."""
 
     data: SerializeAsAny[Section]
 
@@ -75,7 +75,7 @@ class DataConfig(DataPart):
 
 @final
 class Config(DataPart):
-    """A run, as its TOML file says it."""
+    """The configuration of a run, as in its TOML file."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     rounds: int = Field(default=100, ge=1)
@@ -173,9 +173,7 @@ class Config(DataPart):
             )
         cohort = preset.cohort or self.cohort
         if "cohort" in self.model_fields_set and cohort != self.cohort:
-            raise ConfigError(
-                f"method.r = {cohort}: cohort says {self.cohort}; give one of the two"
-            )
+            raise ConfigError(f"method.r = {cohort}: cohort is {self.cohort}; give one of the two")
         return preset._replace(cohort=cohort)
 
     def _build_pipeline(self) -> Pipeline:
@@ -184,7 +182,7 @@ class Config(DataPart):
         if self.pipeline is None:
             return Pipeline.of(codec, feedback)
         if feedback or codec != Float32():
-            raise ConfigError("codec: [[pipeline]] says how deltas travel; give one of the two")
+            raise ConfigError("codec: [[pipeline]] defines the stages; give one of the two")
         with _naming("pipeline"):
             return Pipeline(tuple(STAGE.build(stage) for stage in self.pipeline))
 
@@ -211,7 +209,7 @@ class Config(DataPart):
             )
 
     def scored(self, federation: Federation) -> Federation:
-        """The data as this run uses them: scored on a validation part, if it says so."""
+        """The data as this run uses them: scored on a validation part, if `validation` is set."""
         # By no seed of the run's: like the held-out data, the part is the same for all seeds.
         return federation if self.validation is None else federation.validation(self.validation)
 
@@ -245,7 +243,7 @@ class Config(DataPart):
             )
 
     def train_options(self, keep_models: bool = False) -> TrainOptions:
-        """How long to train, and how to score on the way; about ten times unless it is said."""
+        """How long to train, and how to score on the way; about ten times by default."""
         return TrainOptions(
             self.rounds,
             self.eval_every or max(1, self.rounds // 10),
@@ -333,7 +331,7 @@ def build_method(settings: dict[str, Any], rounds: int) -> Method:
 
 
 def without_none(value: Any) -> Any:
-    """A resolved configuration as a file would say it: what is None is left out."""
+    """A resolved configuration as in a file, without what is None."""
     if isinstance(value, dict):
         return {k: without_none(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
@@ -374,12 +372,12 @@ def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string: nobody wants to quote twice in a shell
+        return text  # a bare word is a string: no need to quote twice in a shell
 
 
 @contextmanager
 def _naming(*section: str) -> Iterator[None]:
-    """Turn an error about a setting into one that says which section it is in."""
+    """Add the section to an error about a setting."""
     try:
         yield
     except FieldError as error:

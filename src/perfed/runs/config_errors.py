@@ -17,7 +17,7 @@ Errors = list[str]
 def read_section(
     section: type[BaseModel], values: Mapping[str, Any], place: Sequence[str], errors: Errors
 ) -> Any:
-    """A section's settings; None if some are invalid, which is said in `errors`."""
+    """A section's settings; None if some are invalid, see `errors`."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -29,7 +29,7 @@ def read_kind(kind: Kind, values: Any, place: Sequence[str], errors: Errors) -> 
     """A section of a kind, and the sections within it."""
     if isinstance(values, str):
         values = {kind.tag: values}
-    if (name := _tagged(kind.tag, kind.names(), values, place, errors)) is None:
+    if (name := _with_tag(kind.tag, kind.names(), values, place, errors)) is None:
         return None
     section = kind.section(name)
     given, good = dict(values), True
@@ -45,7 +45,7 @@ def read_kind(kind: Kind, values: Any, place: Sequence[str], errors: Errors) -> 
 
 def read_data(values: Any, errors: Errors) -> Section | None:
     """`[data]`, whose settings depend on its source and its split."""
-    if (source := _tagged("source", list(SOURCES), values, ["data"], errors)) is None:
+    if (source := _with_tag("source", list(SOURCES), values, ["data"], errors)) is None:
         return None
     split = data_split(source, values)
     if split is not None and split not in SPLITS:
@@ -55,7 +55,7 @@ def read_data(values: Any, errors: Errors) -> Section | None:
     return found
 
 
-def _tagged(
+def _with_tag(
     tag: str, names: Sequence[str], values: Any, place: Sequence[str], errors: Errors
 ) -> str | None:
     """The name that a section gives; None if it gives none that there is."""
@@ -65,7 +65,7 @@ def _tagged(
     elif not isinstance(values, Mapping):
         errors.append(f"{where} = {values!r}: must be a section")
     elif tag not in values:
-        errors.append(f"{where}: must say its {tag}")
+        errors.append(f"{where}: {tag} is missing")
     elif not isinstance(values[tag], str) or values[tag] not in names:
         errors.append(_unknown(f"{where}.{tag}", values[tag], names))
     else:

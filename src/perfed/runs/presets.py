@@ -14,7 +14,7 @@ from perfed.pipeline.codecs.low_precision import MOST_LEVELS
 
 @final
 class Preset(NamedTuple):
-    """A method, how its deltas travel, and how many clients take part (0: not said)."""
+    """A method, how its deltas travel, and how many clients take part (0: not given)."""
 
     method: Method
     pipeline: Pipeline
@@ -49,9 +49,9 @@ def fedpaq(
     given = {"lr": lr, "mu": mu, "smoothness": smoothness}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
-        said = " and ".join(named) or None
+        joined = " and ".join(named) or None
         raise FieldError(
-            "lr", said, "give exactly one of lr, mu (Theorem 1), smoothness (Theorem 2)"
+            "lr", joined, "give exactly one of lr, mu (Theorem 1), smoothness (Theorem 2)"
         )
     value = given[named[0]]
     assert value is not None

@@ -43,10 +43,10 @@ class Recording:
         config: the run's configuration.
         folder: where it is recorded.
         engine: what runs it.
-        trackers: who is told of it.
-        network: what its messages cost in time; None: nobody asks.
+        trackers: where it is tracked.
+        network: what its messages cost in time; None: not computed.
         data_seconds: how long it took to read and split the data.
-        evaluator: what scores its clients; None: as the configuration says, of clients here.
+        evaluator: what scores its clients; None: from the configuration, for clients that are here.
     """
 
     config: Config
@@ -61,7 +61,7 @@ class Recording:
     def begin(
         cls, config: Config, folder: Path, federation: Federation | None = None
     ) -> "Recording":
-        """Make the folder; `run_dir.check_vacant` says whether one may.
+        """Make the folder; `run_dir.check_vacant` tells whether that is possible.
 
         Data that were read already can be given.
         """
@@ -99,7 +99,7 @@ class Recording:
         federation: Federation | None = None,
         interrupted: "InterruptedRun | None" = None,
     ) -> "Recording":
-        """A run that was interrupted, by its own configuration or by one that says the same."""
+        """An interrupted run, by its own configuration or an equal one."""
         found, checksum, has_store = interrupted or read_interrupted(folder)
         config = config or found
         if config.engine.name == "auto" and has_store:
@@ -120,11 +120,11 @@ class Recording:
         An interruption leaves a checkpoint behind and is passed on.
 
         Args:
-            on_progress: told how far the run has come.
-            log: told what a user should know.
+            on_progress: called as the run goes on.
+            log: called with messages for the user.
         """
         recorded = _RecordedRun(self, log)
-        with _locked([recorded]):
+        with _lock([recorded]):
             recorded.find_checkpoint()
             try:
                 (outcome,) = _train_together([recorded], on_progress)
@@ -147,18 +147,18 @@ def record_all(
 
     Args:
         recordings: the runs. They leave this list as they end, and with them what they hold.
-        on_progress: told of one run how far it has come, with how many beside it.
-        log: told what a user should know.
-        on_end: told of every run whether it has failed; a run that fails does not stop others.
+        on_progress: called with the progress of one run, and how many run beside it.
+        log: called with messages for the user.
+        on_end: called for every run with its error, if it failed; others go on.
     """
     runs = []
     while recordings:
         recording = recordings.pop(0)
         runs.append(_RecordedRun(recording, _naming(recording.folder, log)))
-    for group in _grouped(runs, on_end):
+    for group in _groups(runs, on_end):
         runs = []  # those of other groups are held by their groups alone
         show = partial(on_progress, group[0].recording, len(group))
-        with _locked(group):
+        with _lock(group):
             outcomes = _train_together(group, show)
         for run, outcome in zip(group, outcomes, strict=True):
             on_end(run.recording, outcome if isinstance(outcome, DivergedError) else None)
@@ -175,7 +175,7 @@ def _train_together(
     return trainer.train_all([run.trained(clock) for run in runs])
 
 
-def _grouped(
+def _groups(
     runs: Sequence["_RecordedRun"], on_end: Callable[[Recording, Exception | None], None]
 ) -> list[list["_RecordedRun"]]:
     """Those that can be computed together, because they stand at the same round too."""
@@ -203,7 +203,7 @@ def _grouped(
 
 
 @contextmanager
-def _locked(runs: Sequence["_RecordedRun"]) -> Iterator[None]:
+def _lock(runs: Sequence["_RecordedRun"]) -> Iterator[None]:
     """Nobody else is at work in these folders; of several processes the first has them."""
     with ExitStack() as stack:
         for run in runs if hosts.is_first() else ():
@@ -272,7 +272,7 @@ class _RecordedRun:
 
 
 class InterruptedRun(NamedTuple):
-    """What the folder of an interrupted run says.
+    """The recorded configuration of an interrupted run.
 
     Attributes:
         config: its configuration.
@@ -317,7 +317,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _check_memory(config: Config, engine: Engine) -> None:
-    """Before anything is computed: the personal models that are asked for fit in the memory."""
+    """Raise, before anything is computed, if the personal models do not fit in memory."""
     clients = engine.experiment.federation.clients
     scored = min(clients, config.eval_clients or clients)
     wanted = scored * tree_bytes(engine.experiment.model_shape)

@@ -1,4 +1,4 @@
-"""The folder of a run: what was asked for, on what, what came of it, and where it stands.
+"""The folder of a run: its configuration, environment, results and checkpoints.
 
 - `config.json`: every setting, defaults included.
 - `environment.json`: versions, devices, the state of the code, a checksum of the data.
@@ -10,13 +10,13 @@
   `clients/NAME.safetensors`, one a client, each like `model.safetensors`.
 - `data.safetensors`: how inputs were scaled for each client, and how many examples of each class
   each has.
-- `theory.json`: what `perfed diagnose DIR` has found, if it was asked.
+- `theory.json`: the result of `perfed diagnose DIR`, if it was run.
 - `report.html`: a page to look at, which the command `perfed run` makes last.
 - `checkpoints/`: where the run stood; what `perfed resume` goes on from.
-- `kept/`: what clients keep between their turns while a run goes on that does not fit in memory.
+- `kept/`: what clients keep between rounds, while a run goes on that does not fit in memory.
 - `federation.json`: of a federation, who takes part and on which terms.
 
-Where only a sample of clients is scored (`eval_clients`), all that is said of clients is of those.
+Where only a sample of clients is scored (`eval_clients`), all files about clients are about those.
 """
 
 import json
@@ -146,7 +146,7 @@ def finish(
     personal: PersonalModels,
     models: Params | None,
 ) -> list[str]:
-    """Write what came of the run; the summary last, whose presence says that it is all there.
+    """Write the results; the summary last, so that its presence means that all are there.
 
     Args:
         folder: the run's.

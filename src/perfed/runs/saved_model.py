@@ -176,7 +176,7 @@ def read_model(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file; check the path") from None
+        raise DataError(f"{path}: no such file; check the path") from None
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is not a perfed model file: {error}") from None
     facts = json.loads(metadata.get("perfed", "{}"))

@@ -2,7 +2,7 @@
 
 Settings are declared once, where they are used: in a method's, a model's, a codec's or a source's
 own signature. So a new one of these needs no change here. In some sections one key (`name`,
-`source`, `stage`) says what the other keys are settings of: such a section has a `Kind`.
+`source`, `stage`) decides what the other keys are: such a section has a `Kind`.
 """
 
 import inspect
@@ -54,7 +54,7 @@ class Section(BaseModel):
 @final
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A section in which one key says what the others are settings of.
+    """A section in which one key decides what the others are.
 
     Attributes:
         tag: that key.
@@ -101,10 +101,10 @@ class Kind:
 @cache
 def _section_for(kind: Kind, name: str) -> type[Section]:
     settings = {k: v for k, v in settings_of(kind.find(name)).items() if k not in kind.skip}
-    return _made(name, kind.tag, settings, dict(kind.fixed), kind)
+    return _section_class(name, kind.tag, settings, dict(kind.fixed), kind)
 
 
-def _made(
+def _section_class(
     name: str,
     tag: str,
     settings: Mapping[str, Setting],
@@ -198,7 +198,7 @@ def data_section(source: str, split: str | None) -> type[Section]:
     fixed: dict[str, Any] = {}
     if usual is not None:
         fixed["split"] = (Literal[split], ... if split != usual else usual)
-    return _made(source, "source", data_settings(source, split), fixed)
+    return _section_class(source, "source", data_settings(source, split), fixed)
 
 
 def data_split(source: str, values: Mapping[str, Any]) -> Any:
@@ -225,7 +225,7 @@ class FederationSection(Section):
     message_limit: int = Field(default=2**28, ge=2**16, lt=2**31)
 
     def least(self, cohort: int) -> int:
-        """How many clients must answer for a round to count; unless it is said, more than half."""
+        """How many clients must answer for a round to count; by default more than half."""
         return self.minimum or cohort // 2 + 1
 
 
@@ -263,7 +263,7 @@ class OutputSection(Section):
         checkpoint_minutes: and after so many minutes; None: by rounds only.
         keep: how many checkpoints to keep.
         personal_models: `stacked` in one file, `files` one a client, or `none`.
-        trackers: who is told of the run while it goes on.
+        trackers: where the run is tracked while it goes on.
         experiment: the run's experiment in MLflow; None: MLFLOW_EXPERIMENT_NAME, or `perfed`.
     """
 
@@ -290,9 +290,9 @@ class NetworkSection(Section):
     def build(self, parameters: int) -> Network:
         """The network, for a model of so many parameters."""
         if (self.ratio is None) == (self.bandwidth is None):
-            said = None if self.ratio is None else (self.ratio, self.bandwidth)
+            given = None if self.ratio is None else (self.ratio, self.bandwidth)
             raise FieldError(
-                "ratio", said, "give either ratio (C_comm/C_comp) or bandwidth (bits/s)"
+                "ratio", given, "give either ratio (C_comm/C_comp) or bandwidth (bits/s)"
             )
         if self.bandwidth is not None:
             network = Network(self.bandwidth, self.shift, self.scale)

@@ -35,7 +35,7 @@ class GridPoint:
     Attributes:
         method: which of the methods compared it is of.
         settings: what it sets, as `section.key=value`.
-        values: the whole configuration, as a file would say it.
+        values: the whole configuration, as in a file.
     """
 
     method: str
@@ -82,7 +82,7 @@ def grid_points(
     """
     base = overridden(read_toml(path), settings)
     axes = [_axis(text) for text in grid]
-    own_keys = {"validation": "--validation says it", "seed": "--seeds says how many there are"}
+    own_keys = {"validation": "use --validation", "seed": "use --seeds for how many there are"}
     for key, instead in own_keys.items():
         if key in base or any(axis[0].partition("=")[0].strip() == key for axis in axes):
             raise ConfigError(f"{key}: a sweep sets it itself; leave it out ({instead})")
@@ -137,7 +137,7 @@ class Sweep:
         on_progress: Callable[[str, Progress], None],
         say: Callable[[str], None],
     ) -> list[Outcome]:
-        """All that is not finished yet; what failed is told, and does not stop the others."""
+        """Train all that is not finished yet; a failure is logged, and does not stop the others."""
         self._begin()
         methods = list(dict.fromkeys(point.method for point in self.points))
         of_method = {m: [p for p in self.points if p.method == m] for m in methods}
@@ -153,7 +153,7 @@ class Sweep:
         return outcomes + self._outcomes(chosen, True, on_progress, say)
 
     def _begin(self) -> None:
-        """The folder says what it is of, so that another sweep does not go on in it."""
+        """Write what the sweep is of, so that another sweep does not go on in its folder."""
         what = {
             "points": [[point.label, point.values] for point in self.points],
             "validation": self.validation,
@@ -171,7 +171,7 @@ class Sweep:
         on_progress: Callable[[str, Progress], None],
         say: Callable[[str], None],
     ) -> list[Outcome]:
-        """What comes of some points; those that are alike are computed together."""
+        """The outcomes of some points; those that share a program are computed together."""
         place = "test" if tested else "validation"
         part = {} if tested else {"validation": self.validation}
         wanted = [

@@ -1,4 +1,4 @@
-"""Trackers: a run told to TensorBoard or MLflow while it goes on.
+"""Trackers: send a run to TensorBoard or MLflow while it goes on.
 
 Their packages are extras, imported by the tracker that needs them and by nothing else.
 """
@@ -21,7 +21,7 @@ from perfed.training import Costs, TrainState
 
 Tracker = Literal["tensorboard", "mlflow"]
 
-_EVENTS, _RUN = "tensorboard", "mlflow.json"  # what is kept in a run's folder
+_EVENTS, _RUN = "tensorboard", "mlflow.json"  # files in a run's folder
 # MLflow's limits: those of old servers, too. The whole configuration is a file of the run.
 _KEY_LENGTH, _VALUE_LENGTH, _PARAMS_A_CALL = 250, 500, 100
 
@@ -35,7 +35,7 @@ class TrackerBackend(ABC):
 
     @abstractmethod
     def score(self, round: int, values: Mapping[str, float]) -> None:
-        """Clients have been scored; a round told of before may come again after a resume."""
+        """Clients have been scored; after a resume a round may come again."""
 
     @abstractmethod
     def end(self, values: Mapping[str, float], files: Sequence[Path]) -> None:
@@ -51,9 +51,9 @@ class TensorBoard(TrackerBackend):
     """Event files in `FOLDER/tensorboard`."""
 
     def __init__(self) -> None:
-        self._writers = _imported("tensorboard.summary.writer.event_file_writer", "tensorboard")
-        self._events = _imported("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._summaries = _imported("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._writers = _import("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._events = _import("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summaries = _import("tensorboard.compat.proto.summary_pb2", "tensorboard")
         self._writer: Any = None
         self._resumed = False
         self._round, self._told = 0, frozenset[str]()
@@ -73,7 +73,7 @@ class TensorBoard(TrackerBackend):
         value = self._summaries.Summary.Value
         written = [value(tag=name, simple_value=number) for name, number in values.items()]
         self._write(round, summary=self._summaries.Summary(value=written))
-        self._writer.flush()  # a run that is killed has told all that its checkpoint holds
+        self._writer.flush()  # a killed run has logged all that its checkpoint has
         self._round, self._told = round, frozenset(values)
 
     def end(self, values: Mapping[str, float], files: Sequence[Path]) -> None:
@@ -92,13 +92,13 @@ class TensorBoard(TrackerBackend):
 
 @final
 class MLflow(TrackerBackend):
-    """A run at the user's tracking URI; its id is kept in `FOLDER/mlflow.json`.
+    """A run at the user's tracking URI; its id is in `FOLDER/mlflow.json`.
 
     Its experiment is `output.experiment`, or MLFLOW_EXPERIMENT_NAME, or `perfed`.
     """
 
     def __init__(self) -> None:
-        self._mlflow = _imported("mlflow", "mlflow")
+        self._mlflow = _import("mlflow", "mlflow")
         self._client: Any = None
         self._folder, self._run = Path(), ""
         self._logged: dict[str, int] = {}  # the last round of each metric
@@ -147,7 +147,7 @@ class MLflow(TrackerBackend):
         self._run = ""
 
     def close(self) -> None:
-        """A run that has not come to its end has failed, until it is taken up again."""
+        """A run that has not ended has failed, until it is resumed."""
         if self._run:
             self._client.set_terminated(self._run, "FAILED")
 
@@ -202,7 +202,7 @@ TRACKERS: dict[str, type[TrackerBackend]] = {"tensorboard": TensorBoard, "mlflow
 
 
 def trackers_of(names: Sequence[str]) -> tuple[TrackerBackend, ...]:
-    """The trackers of these names; a `ConfigError` says which extra one of them lacks."""
+    """The trackers of these names; a `ConfigError` names the extra that is missing."""
     return tuple(TRACKERS[name]() for name in dict.fromkeys(names))
 
 
@@ -231,7 +231,7 @@ def tracked_values(state: TrainState) -> dict[str, float]:
     return values | {"seconds": state.marks[-1]}
 
 
-def _imported(module: str, extra: Tracker) -> Any:
+def _import(module: str, extra: Tracker) -> Any:
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,8 +1,8 @@
 """What clients keep between their rounds, on disk: a row per client, whatever their number.
 
 `rows` has a row of bytes for each client that has taken part, in the order of their first rounds
-(so rounds of a large federation write to the end of it, not all over the disk); `places` says where
-each client's is. `undo` holds what rounds have overwritten since the last checkpoint, so
+(so rounds of a large federation write to the end of it, not all over the disk); `places` tells
+where each client's is. `undo` holds what rounds have overwritten since the last checkpoint, so
 that the store can go back to any round from there on, wherever a run was ended.
 """
 
@@ -27,7 +27,7 @@ ROWS: Final = "rows"
 PLACES: Final = "places"
 UNDO: Final = "undo"
 
-# A checkpoint is due when more than this is kept to go back to the last one.
+# A checkpoint is needed when the undo log is larger than this.
 _UNDO_BYTES: Final = 2**30
 # Processes tell each other so many bytes at a time.
 _SHARED_AT_ONCE: Final = 2**26
@@ -107,7 +107,7 @@ class ClientStore:
         rows = np.tile(self._first, (len(clients), 1))
         known = self._places[clients] > 0
         rows[known] = self._rows[self._places[clients[known]] - 1]
-        return self._shaped(rows)
+        return self._reshape(rows)
 
     def write(self, round: int, clients: Int[np.ndarray, " some"], kept: ClientRecord) -> None:
         """What these clients keep after a round."""
@@ -121,7 +121,7 @@ class ClientStore:
 
     def _put(self, clients: Int[np.ndarray, " some"], rows: np.ndarray) -> None:
         new = clients[self._places[clients] == 0]
-        # First, so that an interruption here leaves rows that nobody has, and none that two have.
+        # First, so that an interruption here leaves unused rows, and none that two clients share.
         self._taken += len(new)
         self._places[new] = self._taken - np.arange(len(new))[::-1]
         self._rows[self._places[clients] - 1] = rows
@@ -145,12 +145,12 @@ class ClientStore:
         return 0 if self._temporary else (self._folder / UNDO).stat().st_size
 
     def flush(self) -> None:
-        """Onto the disk, before a checkpoint says that it is there."""
+        """Flush to the disk, before a checkpoint refers to it."""
         self._rows.flush()
         self._places.flush()
 
     def settle(self, round: int) -> None:
-        """A checkpoint of this round is written: there is no going back beyond it."""
+        """A checkpoint of this round is written: what leads back further is deleted."""
         if self._temporary is None:
             self._begin_undo(round)
 
@@ -207,7 +207,7 @@ class ClientStore:
             # Before what it undoes: the system may write that to the disk at any time.
             os.fdatasync(file.fileno())
 
-    def _shaped(self, rows: np.ndarray) -> ClientRecord:
+    def _reshape(self, rows: np.ndarray) -> ClientRecord:
         parts: Iterator[np.ndarray] = iter(
             np.split(rows, np.cumsum([leaf.nbytes for leaf in self._leaves])[:-1], axis=1)
         )
@@ -261,11 +261,11 @@ class RunStore:
         return self.store.undo_bytes > _UNDO_BYTES
 
     def before_checkpoint(self) -> None:
-        """A checkpoint is going to say where the run stands: all of it goes onto the disk."""
+        """Before a checkpoint is written: flush to the disk."""
         self.store.flush()
 
     def after_checkpoint(self, round: int) -> None:
-        """One of this round has been written: there is no going back beyond it."""
+        """After a checkpoint of this round: what leads back further is deleted."""
         self.go_to(round)
         self.store.settle(round)
 

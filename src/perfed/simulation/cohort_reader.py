@@ -113,7 +113,7 @@ class CohortReader:
         size = np.where(taken, sizes[np.minimum(numbers, len(sizes) - 1)], 0)
         room = self._room_for(side, int(size.sum(axis=1).max()))
         x, y = (
-            _aligned((len(self._mine), room, *rows.shape[1:]), rows.dtype)
+            _align((len(self._mine), room, *rows.shape[1:]), rows.dtype)
             for rows in (flat.x, flat.y)
         )
         for d, device in enumerate(self._mine):
@@ -124,7 +124,7 @@ class CohortReader:
             # What an empty slot works on.
             x[d, sum(counts) :][:1], y[d, sum(counts) :][:1] = 0, 0
         start = np.cumsum(size, axis=1) - size
-        # An empty slot works on one row, whichever; what comes of it is thrown away.
+        # An empty slot works on one row, whichever; its result is ignored.
         start, size = np.minimum(start, room - 1), np.maximum(size, 1)
         parts = (x, y, *(self.mine(part.astype(np.int32)) for part in (start, size)))
         placed = [self.placed(part) for part in parts]
@@ -199,7 +199,7 @@ def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_READERS, "rows")
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _align(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An array whose parts along the first axis a CPU's devices can use where they are."""
     length = prod(shape) * dtype.itemsize
     raw = np.empty(length + _ALIGN, np.uint8)
@@ -210,7 +210,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 def replicated_array(value: np.ndarray, mesh: Mesh) -> jax.Array:
     """One array on all devices of this process; a CPU's share one copy of it."""
     if mesh.devices.ravel()[0].platform == "cpu":
-        aligned = _aligned(value.shape, np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)))
+        aligned = _align(value.shape, np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)))
         aligned[...] = value
         value = aligned
     placed: jax.Array = jax.device_put(value, NamedSharding(mesh, REPLICATED))

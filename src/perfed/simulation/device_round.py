@@ -32,7 +32,7 @@ def on_devices(mesh: Mesh, function: Callable[..., Any], in_specs: Any, out_spec
 
 
 class DeviceUpdate(NamedTuple):
-    """What comes of a device's share of the cohort.
+    """The result of a device's share of the cohort.
 
     Attributes:
         total: of its clients' deltas and extras, for the aggregation.
@@ -96,10 +96,9 @@ def all_reduce(
 ) -> tuple[EngineState, Int[Array, ""], list[Int[Array, " all_slots"]]]:
     """The next state, but for what clients keep, and a client whose update was not finite.
 
-    If there is one, the state stands still. Also what is said of each device's slots, of all of
-    them.
+    If there is one, the state does not change. Also gathers the values of all devices' slots.
     """
-    total = _summed(update.total)
+    total = _sum_over_devices(update.total)
     gathered = jax.lax.all_gather(jnp.concatenate([update.diverged[None], *slots]), AXIS)
     diverged = gathered[:, 0].min()
     of_all = [part.ravel() for part in jnp.split(gathered[:, 1:], len(slots), axis=1)]
@@ -111,7 +110,7 @@ def all_reduce(
     return after, diverged, of_all
 
 
-def _summed(total: Total) -> Total:
+def _sum_over_devices(total: Total) -> Total:
     """The devices' totals, added up."""
     leaves, tree = jax.tree.flatten(total)
     small = [leaf for leaf in leaves if leaf.size < _LARGE]

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from perfed.core.errors import FieldError, require, require_count
-from perfed.core.jax_setup import wanted_devices
+from perfed.core.jax_setup import requested_devices
 
 AXIS = "clients"
 
@@ -27,7 +27,7 @@ def compiler_options() -> dict[str, Any]:
 
 def device_mesh(devices: int | None = None) -> Mesh:
     """A mesh of so many devices (None: all) with one axis, along which clients are divided."""
-    _check_wanted()
+    _check_environment()
     found = jax.devices()
     allowed = (
         f"this process has {len(found)} {found[0].platform} device(s); ask for 1 to {len(found)}, "
@@ -41,10 +41,10 @@ def device_mesh(devices: int | None = None) -> Mesh:
     return Mesh(np.array(found[:devices]), (AXIS,))
 
 
-def _check_wanted() -> None:
+def _check_environment() -> None:
     """Raise unless `PERFED_DEVICES` is a number, if it is set."""
     try:
-        wanted_devices()
+        requested_devices()
     except ValueError as error:
         allowed = "must be a whole number, at least 1"
         raise FieldError("PERFED_DEVICES", str(error), allowed) from None

@@ -91,7 +91,7 @@ class DeviceData(NamedTuple):
 
     Attributes:
         train: what they learn from.
-        test: what they are scored on; None: nobody asks here.
+        test: what they are scored on; None: not needed here.
         number: the clients' numbers among all there are, which their randomness is drawn by.
     """
 
@@ -264,7 +264,7 @@ class Experiment:
 
     def objective(self, rows: DeviceRows | None, client: IntLike) -> Objective:
         """One client's problem on one side of its data."""
-        assert rows is not None, "these rows were not asked for"
+        assert rows is not None, "these rows were not loaded"
         scaling = None
         if rows.scaling is not None:
             shift, scale, clip = (own_row(part, client) for part in rows.scaling)
@@ -279,7 +279,7 @@ class Experiment:
     ) -> Int[Array, " slots"]:
         """A uniform sample of clients without replacement: who is in these slots (None: in all).
 
-        A slot past the cohort is empty, which is said by the number of clients.
+        A slot past the cohort is empty; its value is the number of clients.
         """
         slot = jnp.arange(self.cohort) if slot is None else slot
         nobody = self.federation.clients

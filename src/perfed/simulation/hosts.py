@@ -1,6 +1,6 @@
 """Several processes, on one machine or several, that compute one run together.
 
-Each of them runs the same program on devices of its own, and JAX lets the devices meet. What only
+Each of them runs the same program on devices of its own, and JAX connects the devices. What only
 one of them can know (what time it is, what is on its disk) the first decides for all.
 """
 
@@ -29,7 +29,7 @@ RANK: Final = "PERFED_RANK"
 AUTO: Final = "auto"
 # Whether this process ends with the one that started it, whose end of a pipe is closed then.
 _TIED: Final = "PERFED_TIED"
-# What is wrong with one process is told to the others in so many bytes.
+# An error of one process is sent to the others in so many bytes.
 _MESSAGE: Final = 2048
 # A process that others do not follow when it ends has so many seconds to end by itself.
 _GRACE: Final = 20.0
@@ -43,7 +43,7 @@ class Hosts:
     """Who computes a run.
 
     Attributes:
-        names: the machines; the first coordinates. None: a launcher says it.
+        names: the machines; the first coordinates. None: given by the launcher.
         port: the coordinator's.
         rank: which of them this process is.
     """
@@ -56,7 +56,7 @@ class Hosts:
     def read(cls, text: str, rank: int | None) -> "Hosts":
         """From `HOST:PORT,HOST,...`, or `auto` under Slurm or Open MPI."""
         if text == AUTO:
-            require(rank is None, "--rank", rank, "is what the launcher says where --hosts is auto")
+            require(rank is None, "--rank", rank, "is set by the launcher where --hosts is auto")
             return cls(None)
         first, *others = (part.strip() for part in text.split(","))
         host, colon, port = first.rpartition(":")
@@ -73,7 +73,7 @@ class Hosts:
 
     def connect(self, seconds: int = 300) -> None:
         """Meet the others; before JAX has started."""
-        # What CPUs meet by; accelerators have their own.
+        # How CPUs communicate; accelerators have their own way.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
             self._initialize(seconds)
@@ -83,7 +83,7 @@ class Hosts:
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"--hosts: the processes did not meet within {seconds} s: {reason}"
+                f"--hosts: the processes could not connect within {seconds} s: {reason}"
             ) from None
 
     def _initialize(self, seconds: int) -> None:
@@ -101,12 +101,12 @@ class Hosts:
 
 
 def _check_devices() -> None:
-    """All processes have as many devices: JAX meets in rows of so many."""
+    """All processes have the same number of devices, as JAX requires."""
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"process {rank} has {n}" for rank, n in sorted(counts.items()))
+        listed = ", ".join(f"process {rank} has {n}" for rank, n in sorted(counts.items()))
         raise BroadcastError(
-            f"--hosts: {said} devices; all need as many: set PERFED_DEVICES to the least of these"
+            f"--hosts: {listed} devices; set PERFED_DEVICES to the smallest number for all"
         )
 
 
@@ -114,13 +114,13 @@ def _check_devices() -> None:
 def _without_stdout() -> Iterator[None]:
     """CPUs tell on standard output that they have met, where results are meant to go."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    saved, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
         os.close(nowhere)
 
 
@@ -135,7 +135,7 @@ def _own_place(names: Sequence[str]) -> int:
         if any(_is_here(str(address)) for address in found):
             own.add(name)
     places = [i for i, name in enumerate(names) if name in own]
-    allowed = f"this machine is {len(places)} of these; say which one by --rank"
+    allowed = f"this machine is {len(places)} of these; choose one by --rank"
     require(len(places) == 1, "--hosts", ",".join(names), allowed)
     return places[0]
 
@@ -162,7 +162,7 @@ def is_first() -> bool:
 
 @contextmanager
 def exit_together() -> Iterator[None]:
-    """Of a process that fails the others hear at once, and it does not wait for them."""
+    """A process that fails reports to the others at once, and does not wait for them."""
     try:
         yield
     except BaseException as error:
@@ -176,7 +176,7 @@ def exit_together() -> Iterator[None]:
 
 
 def agree(value: int) -> int:
-    """What the first process says."""
+    """The value of the first process."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_multihost() else value
 
 
@@ -196,7 +196,7 @@ def broadcast(contents: bytes | None) -> bytes | None:
 def prepare_together(
     prepare: Callable[[], _Given], same: Callable[[_Given], Sequence[tuple[str, str]]]
 ) -> _Given:
-    """Prepare in every process; a fault in one is told to all, and so is a difference.
+    """Prepare in every process; an error in one, or a difference between them, is an error in all.
 
     Args:
         prepare: what each does for itself.
@@ -211,11 +211,11 @@ def prepare_together(
         facts = list(same(made))
     except (ConfigError, DataError, FieldError) as error:
         fault = str(error)
-    for rank, said in enumerate(_gathered(fault)):
-        if said:
-            raise BroadcastError(f"process {rank}: {said}")
+    for rank, message in enumerate(_gather(fault)):
+        if message:
+            raise BroadcastError(f"process {rank}: {message}")
     for what, value in facts:
-        everyones = _gathered(value)
+        everyones = _gather(value)
         for rank, said in enumerate(everyones):
             if said != everyones[0]:
                 raise BroadcastError(
@@ -225,8 +225,8 @@ def prepare_together(
     return made
 
 
-def _gathered(text: str) -> list[str]:
-    """What every process says, cut where it is long."""
+def _gather(text: str) -> list[str]:
+    """The texts of all processes, cut where they are long."""
     buffer = np.zeros(_MESSAGE, np.uint8)
     raw = text.encode()[:_MESSAGE]
     buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
@@ -274,10 +274,10 @@ def start_processes(count: int, arguments: Sequence[str]) -> int:
                 return 0
             time.sleep(0.05)
     except KeyboardInterrupt:
-        # They have heard it too.
+        # The others know of it, too.
         _end(processes)
         raise
-    # One has failed; the others hear of it, and have some time to say so.
+    # One has failed; the others learn of it, and have some time to report it.
     _end(processes)
     return next(code for process in processes if (code := process.returncode) != 0)
 
@@ -309,7 +309,7 @@ def _on_cores(rank: int, count: int) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -40,13 +40,13 @@ class Sequential(Simulator):
 
     @cached_property
     def _client_update(self) -> Any:
-        return self._compiled(client_update)
+        return self._compile(client_update)
 
     @cached_property
     def _broadcast(self) -> Any:
-        return self._compiled(broadcast)
+        return self._compile(broadcast)
 
-    def _compiled(self, function: Callable[..., Any]) -> Any:
+    def _compile(self, function: Callable[..., Any]) -> Any:
         @jax.jit
         def of_variables(variables: Variables, *arguments: Any) -> Any:
             return function(self.experiment.with_variables(variables), *arguments)
@@ -108,7 +108,7 @@ class Sequential(Simulator):
 
     def map_clients_of_runs(self, function: ClientFunction) -> MappedFunctions:
         """A loop over the clients, in a loop over the runs."""
-        compiled = self._compiled(function)
+        compiled = self._compile(function)
 
         def one_run(experiment: Experiment, state: EngineState, chosen: Clients) -> Any:
             results = [

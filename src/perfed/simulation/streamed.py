@@ -74,7 +74,7 @@ class Streamed(Simulator):
         experiment: what is trained.
         devices: how many devices; None: all.
         chunk: at most so many clients at once on a device; None: as many as fit in memory well.
-        store: the folder for what clients keep; None: one that is gone with the engine.
+        store: the folder for what clients keep; None: a temporary one.
     """
 
     experiment: Experiment
@@ -87,7 +87,7 @@ class Streamed(Simulator):
             require_count("chunk", self.chunk)
         here = self.experiment.federation.here
         require(here, "federation", "remote", "the clients' rows are not here to be read")
-        _ = self._mesh  # asks for the devices now, before anything heavy
+        _ = self._mesh  # checks the devices now, before anything heavy
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -155,7 +155,7 @@ class Streamed(Simulator):
             store.go_to(first)
         log: list[Any] = []
         for round in range(first, first + rounds):
-            load = self._loaded(experiment, round)
+            load = self._cohort(experiment, round)
             if store is not None:
                 state = state._replace(clients=self._read_records(store, load.cohort))
             state, lost, uplink, downlink, records = self._round(variables, load.data, state, lost)
@@ -187,7 +187,7 @@ class Streamed(Simulator):
         )
         return own
 
-    def _loaded(self, experiment: Experiment, round: int) -> _LoadedCohort:
+    def _cohort(self, experiment: Experiment, round: int) -> _LoadedCohort:
         """This round's cohort and its rows; the next ones are being read meanwhile."""
         wanted = [(int(experiment.seed), round + i) for i in range(_AHEAD + 1)]
         for key in [key for key in self._loads if key not in wanted]:
@@ -231,7 +231,7 @@ class Streamed(Simulator):
             after = jax.tree.map(
                 lambda new, old: jnp.where(still, old, new), after, state.without_clients()
             )
-            records = self._gathered(update.records)
+            records = self._gather(update.records)
             return after, jnp.where(still, lost, diverged), uplink, sent.bytes, records
 
         records = REPLICATED if is_multihost() else SHARDED
@@ -242,7 +242,7 @@ class Streamed(Simulator):
             (REPLICATED, REPLICATED, REPLICATED, REPLICATED, records),
         )
 
-    def _gathered(self, tree: Any) -> Any:
+    def _gather(self, tree: Any) -> Any:
         """What a device has, sent to all processes if there are several."""
         if not is_multihost():
             return tree
@@ -273,7 +273,7 @@ class Streamed(Simulator):
             order = np.argsort(-sizes[chosen], kind="stable")
             places = np.resize(order, -(-len(chosen) // group) * group)
             groups = places.reshape(-1, slots, self._mesh.size).swapaxes(1, 2)
-            compiled = self._mapped(function, chunk, slots)
+            compiled = self._map(function, chunk, slots)
             ahead = [
                 self._pool.submit(self._reader.device_data, chosen[some], True)
                 for some in groups[:_AHEAD]
@@ -299,7 +299,7 @@ class Streamed(Simulator):
         at_most = min(self._layout.at_once, _SCORED_AT_ONCE) * self._mesh.size
         return self._layout.slots(min(clients, at_most))
 
-    def _mapped(self, function: ClientFunction, chunk: int, slots: int) -> Any:
+    def _map(self, function: ClientFunction, chunk: int, slots: int) -> Any:
         key = (function, chunk, slots)
         if key not in self._programs:
 
@@ -312,7 +312,7 @@ class Streamed(Simulator):
 
                 results = jax.lax.map(jax.vmap(one), jnp.arange(slots).reshape(-1, chunk))
                 flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
-                return self._gathered(flat)
+                return self._gather(flat)
 
             self._programs[key] = on_devices(
                 self._mesh,

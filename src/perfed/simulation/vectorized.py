@@ -71,7 +71,7 @@ class Vectorized(Simulator):
     def __post_init__(self) -> None:
         if self.chunk is not None:
             require_count("chunk", self.chunk)
-        _ = self._mesh  # asks for the devices now, before anything heavy
+        _ = self._mesh  # checks the devices now, before anything heavy
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -170,7 +170,7 @@ class Vectorized(Simulator):
             def one_round(variables: Variables, state: EngineState) -> _Progress:
                 return self._round(self.experiment.with_variables(variables), data, state, runs)
 
-            def unfinished(carry: tuple[Int[Array, ""], _Progress]) -> Bool[Array, ""]:
+            def proceed(carry: tuple[Int[Array, ""], _Progress]) -> Bool[Array, ""]:
                 done, (_, diverged, _) = carry
                 return (done < count) & (diverged == nobody).any()
 
@@ -184,7 +184,7 @@ class Vectorized(Simulator):
                 return done + 1, (after, diverged, log)
 
             _, (state, diverged, log) = jax.lax.while_loop(
-                unfinished, next_round, (jnp.int32(0), first)
+                proceed, next_round, (jnp.int32(0), first)
             )
             return unstack(state), diverged, log
 
@@ -214,7 +214,7 @@ class Vectorized(Simulator):
         return after._replace(clients=records), diverged, (cohort, uplink, sent.bytes)
 
     def map_clients_of_runs(self, function: ClientFunction) -> MappedFunctions:
-        """All clients in parallel, dealt to the devices so that each has as much to do."""
+        """All clients in parallel, divided over the devices so that each has as much to do."""
 
         def share(
             variables: Sequence[Variables],
@@ -261,14 +261,14 @@ class Vectorized(Simulator):
             variables = [experiment.variables() for experiment in experiments]
             _, slots = self._layout.slots(len(chosen), len(experiments))
             all_slots = slots * self._mesh.size
-            # By size, so that clients of one chunk take about as long; dealt like cards.
+            # By size, so that clients of one chunk take about as long; assigned to devices in turn.
             order = np.argsort(sizes[chosen], kind="stable")
             placed = np.resize(order, all_slots).reshape(slots, self._mesh.size).T.ravel()
             results = compiled(variables, self._data, list(states), jnp.asarray(chosen[placed]))
             slot = np.empty(len(chosen), int)
             slot[placed] = np.arange(all_slots)
             # Put in order on the host: on the devices every leaf would be another program that
-            # they have to meet in, and two such programs at once may wait for each other for ever.
+            # they all have to run, and two such programs at once may wait for each other forever.
             ordered: list[Any] = jax.tree.map(lambda leaf: leaf[slot], jax.device_get(results))
             return ordered
 

@@ -1,4 +1,4 @@
-"""Callbacks: whoever is told of a training run while it goes on."""
+"""Callbacks: called at the steps of a training run."""
 
 from abc import ABC
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from perfed.training.state import TrainState
 
 
 class Callback(ABC):  # noqa: B024
-    """Told of one run. A subclass overrides what it wants to hear of."""
+    """Called at the steps of one run. A subclass overrides what it needs."""
 
     def on_start(self, state: TrainState | None) -> None:  # noqa: B027
         """The run begins, or goes on from where it was left."""

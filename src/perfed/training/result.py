@@ -99,7 +99,7 @@ class Result:
     def predict(
         self, client: int, x: Shaped[Any, "examples ..."], kind: ModelKind = "personalized"
     ) -> np.ndarray:
-        """What a client's model says of inputs, given as they were before any scaling.
+        """A client's predictions for inputs, given as they were before any scaling.
 
         Args:
             client: whose model, and whose scaling.

@@ -57,7 +57,7 @@ def simulate(
         pipeline: all stages from a client's delta to the mean, instead of the two before.
         downlink: how the server's model is written; None: as float32.
         personal: leaves of the model that stay with their clients, by name.
-        network: what messages and computations cost in time; None: nobody asks.
+        network: what messages and computations cost in time; None: not computed.
         devices: how many devices; None: all.
         chunk: at most so many clients at once on a device; None: chosen by memory.
         on_progress: called as the run goes on.

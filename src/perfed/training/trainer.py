@@ -17,7 +17,7 @@ from perfed.training.callbacks import Callback, OnProgress, Progress
 from perfed.training.result import Result
 from perfed.training.state import TrainState, round_seconds
 
-# Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C is heard.
+# Rounds run in blocks of about this many seconds, so that progress shows and Ctrl-C works.
 _BLOCK_SECONDS = 0.5
 
 
@@ -62,9 +62,9 @@ class Run:
 
     Attributes:
         engine: what runs its rounds.
-        evaluator: what scores its clients; None: as the options say, of clients that are here.
-        callbacks: who is told of it.
-        network: what messages and computations cost in time; None: nobody asks.
+        evaluator: what scores its clients; None: made from the options, for clients that are here.
+        callbacks: called at its steps.
+        network: what messages and computations cost in time; None: not computed.
         state: where it was left; None: from the beginning. Moves on as it is trained.
     """
 
@@ -95,7 +95,7 @@ class Trainer:
         self._on_progress, self._spent = on_progress, spent or {}
 
     def train(self, run: Run) -> Result:
-        """One run, to its end. An interruption is passed on, after the callbacks have heard of it.
+        """One run, to its end. An interruption is raised again, after the callbacks' `on_failure`.
 
         Raises:
             DivergedError: an update, or a loss, is not finite.
@@ -157,15 +157,15 @@ class _Loop:
             self._begin()
         yield from self._progress()
         rounds, every = self._options.rounds, self._options.eval_every
-        # Clients elsewhere compile on their own, and nobody here knows when; and a round with them
-        # is not to be lost because others were to follow it.
+        # Clients elsewhere compile on their own, at a time unknown here; and a finished round with
+        # them must not be lost because others follow it in the same block.
         remote = not isinstance(self._runs[0].engine, Simulator)
         block, compiled = 1, remote
-        while self._going and (done := self._round) < rounds:
+        while self._active and (done := self._round) < rounds:
             stop = min(rounds, done - done % every + every) if every else rounds
             step = hosts.agree(min(block, stop - done))
             pace = self._advance(step, "rounds" if compiled else "compiling") / step
-            # The first block compiles, so it says little about the pace: grow from it with care.
+            # The first block compiles, so it is slower than others: grow from it with care.
             if not remote:
                 block = max(1, min(int(_BLOCK_SECONDS / pace), 10 * block))
             compiled = True
@@ -174,7 +174,7 @@ class _Loop:
             yield from self._progress()
 
     def finish(self) -> list[Result | DivergedError]:
-        """What came of every run; callbacks hear of those that are finished."""
+        """The outcome of every run; calls `on_end` for those that are finished."""
         outcomes: list[Result | DivergedError] = []
         for i, run in enumerate(self._runs):
             if i in self._failed:
@@ -191,14 +191,14 @@ class _Loop:
         return outcomes
 
     @property
-    def _going(self) -> list[int]:
+    def _active(self) -> list[int]:
         """The runs that have not failed."""
         return [i for i in range(len(self._runs)) if i not in self._failed]
 
     @property
     def _round(self) -> int:
         """Where they all stand."""
-        return self._state(self._going[0]).round
+        return self._state(self._active[0]).round
 
     def _state(self, i: int) -> TrainState:
         state = self._runs[i].state
@@ -209,16 +209,16 @@ class _Loop:
         states = [run.engine.init() for run in self._runs]
         with self._timer.timing("scoring"):
             found = self._evaluators[0].evaluate_runs(self._evaluators, states)
-        for i, evaluation in self._good(range(len(self._runs)), found):
+        for i, evaluation in self._succeeded(range(len(self._runs)), found):
             nothing = Traffic.none(self._runs[i].engine.experiment.cohort)
             marks = (self._timer.seconds(i),)
             timing = self._timer.parts(i)
             self._runs[i].state = TrainState(states[i], (evaluation,), (nothing,), marks, timing)
-            self._tell_scores(i)
+            self._report_scores(i)
 
     def _advance(self, rounds: int, what: str) -> float:
         """So many rounds of all runs; the seconds they took."""
-        going = self._going
+        going = self._active
         experiments = [self._runs[i].engine.experiment for i in going]
         states = [self._state(i).engine for i in going]
         with self._timer.timing(what):
@@ -226,7 +226,7 @@ class _Loop:
             found = self._runs[0].engine.run_rounds(experiments, states, rounds)
             jax.block_until_ready([o for o in found if not isinstance(o, DivergedError)])
             seconds = time.perf_counter() - begun
-        for i, (engine, messages) in self._good(going, found):
+        for i, (engine, messages) in self._succeeded(going, found):
             state = self._state(i)
             # Models are those of the last scores only: by now they are of an earlier state.
             history = (*state.history[:-1], replace(state.history[-1], models=None))
@@ -236,13 +236,13 @@ class _Loop:
         return seconds
 
     def _evaluate(self) -> None:
-        if not (going := self._going):
+        if not (going := self._active):
             return
         with self._timer.timing("scoring"):
             found = self._evaluators[0].evaluate_runs(
                 [self._evaluators[i] for i in going], [self._state(i).engine for i in going]
             )
-        for i, evaluation in self._good(going, found):
+        for i, evaluation in self._succeeded(going, found):
             state = self._state(i)
             self._runs[i].state = replace(
                 state,
@@ -250,10 +250,10 @@ class _Loop:
                 marks=(*state.marks, self._timer.seconds(i)),
                 timing=self._timer.parts(i),
             )
-            self._tell_scores(i)
+            self._report_scores(i)
 
-    def _good(self, runs: Sequence[int], outcomes: Sequence[Any]) -> list[tuple[int, Any]]:
-        """What came of the runs that go on; the others are noted as failed."""
+    def _succeeded(self, runs: Sequence[int], outcomes: Sequence[Any]) -> list[tuple[int, Any]]:
+        """The outcomes of runs that succeeded; the others are marked as failed."""
         good = []
         for i, outcome in zip(runs, outcomes, strict=True):
             if isinstance(outcome, DivergedError):
@@ -263,21 +263,21 @@ class _Loop:
                 good.append((i, outcome))
         return good
 
-    def _tell_scores(self, i: int) -> None:
+    def _report_scores(self, i: int) -> None:
         with self._timer.timing("recording"):
             for callback in self._runs[i].callbacks:
                 callback.on_evaluate(self._state(i))
 
     def _progress(self) -> Iterator[Progress]:
-        if not self._going:
+        if not self._active:
             return
         with self._timer.timing("recording"):
-            for i in self._going:
+            for i in self._active:
                 for callback in self._runs[i].callbacks:
                     callback.on_rounds_end(self._state(i))
         losses = [
             mean_defined(self._state(i).history[-1].scores["personalized"].loss)
-            for i in self._going
+            for i in self._active
         ]
         yield Progress(self._round, self._options.rounds, float(np.mean(losses)))
 

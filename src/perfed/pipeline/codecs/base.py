@@ -1,4 +1,4 @@
-"""What a codec is: it turns a change of the model into bytes, and bytes back into a change."""
+"""The contract of a codec: it turns a delta into bytes, and bytes back into a delta."""
 
 import zlib
 from abc import ABC, abstractmethod
@@ -17,7 +17,9 @@ from perfed.pipeline.codecs.packing import Reader, varint
 AnyArray: TypeAlias = Any  # a NumPy array or a device array
 Tree: TypeAlias = Any  # a pytree of float arrays
 Vector = Float[AnyArray, " p"]
-Symbols: TypeAlias = Any  # a pytree of arrays: what a message says, before it is made of bits
+Symbols: TypeAlias = (
+    Any  # a pytree of arrays: the content of a message, before it is packed into bits
+)
 Sizes = tuple[int, ...]  # of the tree's arrays, whose entries follow each other in a vector
 
 MAGIC = 0x70
@@ -25,7 +27,7 @@ VERSION = 1
 
 
 class Sent(NamedTuple):
-    """What comes of a change that is sent: what the receiver sees, and the message's bytes."""
+    """A delta after it was sent: what the receiver decodes, and the message's bytes."""
 
     received: Tree
     bytes: Int[Array, ""]
@@ -33,11 +35,11 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A way to write a change.
+    """A way to encode a delta.
 
     The laws: `decode(encode(key, x), x)` is `compress(key, x)`, bit for bit, and
-    `8 * len(encode(key, x))` is `bits(key, x)`. A subclass says how a vector becomes symbols, what
-    a receiver makes of them, and how they are written; so the laws hold if reading undoes writing.
+    `8 * len(encode(key, x))` is `bits(key, x)`. A subclass defines how a vector becomes symbols,
+    how symbols become values, and how they are packed; so the laws hold if `read` undoes `write`.
     """
 
     name: ClassVar[str]
@@ -48,16 +50,16 @@ class Codec(ABC):
         return self
 
     def send(self, key: PRNGKeyArray, tree: Tree) -> Sent:
-        """What the receiver sees, and how long the message is; for use inside a compiled round."""
-        x, sizes = _flat(tree)
+        """What the receiver decodes, and the message's length; for use inside a compiled round."""
+        x, sizes = _flatten(tree)
         symbols = self.symbols(key, x, sizes)
         length = self.symbols_bytes(symbols, sizes) + len(self._header(tree))
-        return Sent(_shaped(self.values(symbols, sizes), tree), jnp.asarray(length, jnp.int32))
+        return Sent(_unflatten(self.values(symbols, sizes), tree), jnp.asarray(length, jnp.int32))
 
     def compress(self, key: PRNGKeyArray, tree: Tree) -> Tree:
-        """What the receiver will see."""
-        x, sizes = _flat(tree)
-        return _shaped(_values(self, _symbols(self, key, x, sizes), sizes), tree)
+        """What the receiver decodes."""
+        x, sizes = _flatten(tree)
+        return _unflatten(_values(self, _symbols(self, key, x, sizes), sizes), tree)
 
     def bits(self, key: PRNGKeyArray, tree: Tree) -> int:
         """The exact length of the message, in bits."""
@@ -65,29 +67,29 @@ class Codec(ABC):
 
     def encode(self, key: PRNGKeyArray, tree: Tree) -> bytes:
         """The message."""
-        x, sizes = _flat(tree)
+        x, sizes = _flatten(tree)
         if not np.isfinite(x).all():
-            raise CodecError("the change is not finite, and cannot be sent")
+            raise CodecError("the delta is not finite, so it cannot be sent")
         symbols = jax.tree.map(np.asarray, _symbols(self, key, x, sizes))
         if not all(np.isfinite(part).all() for part in _floats(symbols)):
-            raise CodecError(f"the change is too large for {self.name}; is the run diverging?")
+            raise CodecError(f"the delta is too large for {self.name}; is the run diverging?")
         return self._header(tree) + self.write(symbols, sizes)
 
     def decode(self, message: bytes, like: Tree) -> Tree:
-        """The change a message holds, shaped like `like`; anything else raises `CodecError`."""
+        """The delta in a message, shaped like `like`; an invalid message raises `CodecError`."""
         sizes = _sizes(like)
         p = sum(sizes)
         header, reader = self._header(like), Reader(message)
-        for due, what in zip(header[:3], ("mark", "version", "codec"), strict=True):
-            if (found := reader.byte()) != due:
-                raise CodecError(f"the message's {what} is {found}, not {due} ({self.name})")
+        for expected, what in zip(header[:3], ("mark", "version", "codec"), strict=True):
+            if (found := reader.byte()) != expected:
+                raise CodecError(f"the message's {what} is {found}, not {expected} ({self.name})")
         if (found := reader.varint()) != p:
-            raise CodecError(f"the message holds {found} numbers, but {p} are due")
+            raise CodecError(f"the message has {found} numbers, expected {p}")
         if reader.take(2) != header[-2:]:
             raise CodecError("the message is for a model of other shapes")
         symbols = self.read(reader, sizes)
         reader.end()
-        return _shaped(_values(self, symbols, sizes), like)
+        return _unflatten(_values(self, symbols, sizes), like)
 
     def _header(self, like: Tree) -> bytes:
         """A mark, the version, the codec, how many numbers there are, a hash of their shapes."""
@@ -99,7 +101,7 @@ class Codec(ABC):
     def variance(self, sizes: Sizes) -> float | None:
         """FedPAQ's q, Assumption 1: E|Q(x) - x|^2 <= q |x|^2 for a tree of arrays so large.
 
-        None where E Q(x) is not x, which the assumption asks for as well.
+        None where E Q(x) is not x, which the assumption requires as well.
         """
         return None
 
@@ -107,11 +109,11 @@ class Codec(ABC):
 
     @abstractmethod
     def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> Symbols:
-        """What the message says of x."""
+        """The symbols for x."""
 
     @abstractmethod
     def values(self, symbols: Symbols, sizes: Sizes) -> Vector:
-        """What the receiver makes of it."""
+        """The values that the receiver computes from symbols."""
 
     @abstractmethod
     def symbols_bytes(self, symbols: Symbols, sizes: Sizes) -> Int[Array, ""] | int:
@@ -134,12 +136,12 @@ def _sizes(tree: Tree) -> Sizes:
     return tuple(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def _flat(tree: Tree) -> tuple[Vector, Sizes]:
+def _flatten(tree: Tree) -> tuple[Vector, Sizes]:
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     return jnp.concatenate(leaves), tuple(leaf.size for leaf in leaves)
 
 
-def _shaped(x: Vector, like: Tree) -> Tree:
+def _unflatten(x: Vector, like: Tree) -> Tree:
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     parts = jnp.split(x, ends)

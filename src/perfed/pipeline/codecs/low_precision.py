@@ -63,7 +63,7 @@ class LowPrecision(Codec):
     def __post_init__(self) -> None:
         require_count("levels", self.levels)
         require_choice("code", self.code, ("shortest", "fixed"))
-        allowed = f"must be at most {MOST_LEVELS}: more say less than float16 for as many bits"
+        allowed = f"must be at most {MOST_LEVELS}; beyond that float16 is more accurate per bit"
         require(self.levels <= MOST_LEVELS, "levels", self.levels, allowed)
         if self.norm not in ("whole", "tensor"):
             whole = isinstance(self.norm, int) and not isinstance(self.norm, bool)
@@ -74,8 +74,8 @@ class LowPrecision(Codec):
         """Norms and levels of x."""
         # By powers of two near the largest entries, so that no square or quotient is too large or
         # too small for a float.
-        scale, back = _scales(self._parted(x, sizes))
-        norm = _norms(self._parted(x * self._each(scale, sizes), sizes))
+        scale, back = _scales(self._split(x, sizes))
+        norm = _norms(self._split(x * self._each(scale, sizes), sizes))
         # A part that is all zero has no norm to divide by; a lone entry may be rounded past s.
         y = jnp.abs(x) * self._each(self.levels / jnp.where(norm > 0, norm, 1.0) * scale, sizes)
         low = jnp.minimum(jnp.floor(y), self.levels)
@@ -125,9 +125,9 @@ class LowPrecision(Codec):
         """Norms and levels, whatever the code."""
         p, s = sum(sizes), self.levels
         if (found := reader.varint()) != s:
-            raise CodecError(f"the message has {found} levels, but {s} are due")
+            raise CodecError(f"the message has {found} levels, expected {s}")
         if reader.varint() != self._norm_kind:
-            raise CodecError("the message's norms are of other parts than those that are due")
+            raise CodecError("the message's norms are of other parts than expected")
         norm = np.frombuffer(reader.take(4 * self._parts(sizes)), "<f4").astype(np.float32)
         if not np.isfinite(norm).all() or (norm < 0).any():
             raise CodecError("the message's norms are not what norms can be")
@@ -145,7 +145,7 @@ class LowPrecision(Codec):
         elif code == SPARSE and width <= packing.MOST_WIDTH:
             n = reader.varint()
             if n > p:
-                raise CodecError(f"{n} of {p} numbers are said to be other than 0")
+                raise CodecError(f"invalid count of non-zero numbers: {n} of {p}")
             level, negative = np.zeros(p, np.int32), np.zeros(p, bool)
             if n:
                 where = reader.positions(n, p)
@@ -199,14 +199,14 @@ class LowPrecision(Codec):
 
     @property
     def _norm_kind(self) -> int:
-        """How a message says what its norms are of: 0, 1, or a bucket's size and one."""
+        """What the norms are of, as a number in the message: 0, 1, or a bucket's size plus one."""
         return {"whole": 0, "tensor": 1}[self.norm] if isinstance(self.norm, str) else self.norm + 1
 
     @property
     def _settings(self) -> bytes:
         return packing.varint(self.levels) + packing.varint(self._norm_kind)
 
-    def _parted(self, x: Vector, sizes: Sizes) -> list[Vector] | Float[Array, "parts bucket"]:
+    def _split(self, x: Vector, sizes: Sizes) -> list[Vector] | Float[Array, "parts bucket"]:
         """The parts that have a norm each."""
         if self.norm == "whole":
             return [x]

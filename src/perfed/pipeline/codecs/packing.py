@@ -1,7 +1,7 @@
 """Numbers as bits: fixed width, unary, Rice and Elias-Fano codes, without a loop over elements.
 
-Every stream starts on a byte. `..._bytes` say, on the device and exactly, how long a stream will
-be; `pack_...` make it, `Reader` takes it apart and trusts nothing.
+Every stream starts on a byte. `..._bytes` compute, on the device, the exact length of a stream;
+`pack_...` make the stream, and `Reader` reads it and checks everything.
 """
 
 from typing import Any, NamedTuple, final
@@ -144,7 +144,7 @@ class Reader:
         """So many bytes."""
         if count < 0 or count > len(self._message) - self._at:
             raise CodecError(
-                f"the message ends early: {count} bytes are due at byte {self._at} of "
+                f"the message ends early: expected {count} bytes at byte {self._at} of "
                 f"{len(self._message)}"
             )
         self._at += count
@@ -162,7 +162,7 @@ class Reader:
             value |= (byte & 127) << 7 * i
             if byte < 128:
                 return value
-        raise CodecError(f"a number before byte {self._at} is longer than any should be")
+        raise CodecError(f"the number before byte {self._at} is too long")
 
     @property
     def left(self) -> int:
@@ -172,7 +172,7 @@ class Reader:
     def end(self) -> None:
         """Nothing may be left."""
         if self._at != len(self._message):
-            raise CodecError(f"{len(self._message) - self._at} bytes too many")
+            raise CodecError(f"the message is {len(self._message) - self._at} bytes too long")
 
     def fixed(self, count: int, width: int) -> Ints:
         """What `pack_fixed` wrote."""

@@ -16,8 +16,8 @@ from perfed.pipeline.codecs.packing import Reader
 from perfed.pipeline.codecs.plain import Float32
 
 
-class Chosen(NamedTuple):
-    """Some entries: where they are, and their values as the inner codec says them."""
+class LargestEntries(NamedTuple):
+    """Some entries: their positions, and their values as symbols of the inner codec."""
 
     position: Int[AnyArray, " k"]
     value: Symbols
@@ -42,40 +42,42 @@ class TopK(Codec):
     def __post_init__(self) -> None:
         _check(self.fraction, self.inner)
 
-    def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> Chosen:
+    def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> LargestEntries:
         """The k largest, by position."""
         k = _count(self.fraction, x.shape[0])
         position = jnp.sort(jax.lax.top_k(jnp.abs(x), k)[1])
-        return Chosen(position, self.inner.symbols(key, x[position], (k,)))
+        return LargestEntries(position, self.inner.symbols(key, x[position], (k,)))
 
-    def values(self, symbols: Chosen, sizes: Sizes) -> Vector:
+    def values(self, symbols: LargestEntries, sizes: Sizes) -> Vector:
         """Zero elsewhere."""
         k = _count(self.fraction, sum(sizes))
         value = self.inner.values(symbols.value, (k,))
         return jnp.zeros(sum(sizes)).at[symbols.position].set(value, unique_indices=True)
 
-    def symbols_bytes(self, symbols: Chosen, sizes: Sizes) -> Int[Array, ""]:
+    def symbols_bytes(self, symbols: LargestEntries, sizes: Sizes) -> Int[Array, ""]:
         """Positions, whose length depends on k only, and values."""
         p = sum(sizes)
         k = _count(self.fraction, p)
         places = packing.positions_bytes(jnp.int32(k), p)
         return places + 1 + self.inner.symbols_bytes(symbols.value, (k,))
 
-    def write(self, symbols: Chosen, sizes: Sizes) -> bytes:
+    def write(self, symbols: LargestEntries, sizes: Sizes) -> bytes:
         """Positions, then values."""
         p = sum(sizes)
         k = _count(self.fraction, p)
         places = packing.pack_positions(np.asarray(symbols.position), p)
         return places + _inner_bytes(self.inner, symbols.value, k)
 
-    def read(self, reader: Reader, sizes: Sizes) -> Chosen:
+    def read(self, reader: Reader, sizes: Sizes) -> LargestEntries:
         """Positions, then values."""
         k = _count(self.fraction, sum(sizes))
-        return Chosen(reader.positions(k, sum(sizes)), _inner_symbols(self.inner, reader, k))
+        return LargestEntries(
+            reader.positions(k, sum(sizes)), _inner_symbols(self.inner, reader, k)
+        )
 
 
-class Drawn(NamedTuple):
-    """Some entries: the seed that drew them, and their values as the inner codec says them."""
+class RandomEntries(NamedTuple):
+    """Some entries: the seed that chose them, and their values as symbols of the inner codec."""
 
     seed: UInt32[AnyArray, " 2"]
     value: Symbols
@@ -84,9 +86,10 @@ class Drawn(NamedTuple):
 @final
 @dataclass(frozen=True)
 class RandomK(Codec):
-    """Entries at random, scaled up so that the receiver's vector is the change on average.
+    """Entries at random, scaled up so that the receiver's vector is the delta on average.
 
-    Which ones is said by a seed of eight bytes. With error feedback they are not scaled.
+    The message has a seed of eight bytes that chooses them. With error feedback they are not
+    scaled.
 
     Attributes:
         fraction: the part of all entries that is sent.
@@ -105,26 +108,28 @@ class RandomK(Codec):
         _check(self.fraction, self.inner)
 
     def with_feedback(self) -> "RandomK":
-        """Entries as they are: what is left out comes later."""
+        """Without scaling: error feedback sends later what is left out."""
         return replace(self, scaled=False)
 
-    def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> Drawn:
+    def symbols(self, key: PRNGKeyArray, x: Vector, sizes: Sizes) -> RandomEntries:
         """A seed, and the values of the entries that it draws."""
         p = x.shape[0]
         k = _count(self.fraction, p)
         seed_key, value_key = jax.random.split(key)
         seed = jax.random.bits(seed_key, (2,), jnp.uint32)
-        value = x[_drawn(seed, k, p)]
+        value = x[_sample_positions(seed, k, p)]
         if self.scaled:
             value = value * jnp.float32(p / k)
-        return Drawn(seed, self.inner.symbols(value_key, value, (k,)))
+        return RandomEntries(seed, self.inner.symbols(value_key, value, (k,)))
 
-    def values(self, symbols: Drawn, sizes: Sizes) -> Vector:
+    def values(self, symbols: RandomEntries, sizes: Sizes) -> Vector:
         """Zero elsewhere."""
         p = sum(sizes)
         k = _count(self.fraction, p)
         value = self.inner.values(symbols.value, (k,))
-        return jnp.zeros(p).at[_drawn(symbols.seed, k, p)].set(value, unique_indices=True)
+        return (
+            jnp.zeros(p).at[_sample_positions(symbols.seed, k, p)].set(value, unique_indices=True)
+        )
 
     def variance(self, sizes: Sizes) -> float | None:
         """p/k - 1, and what the inner codec adds to what is drawn; if they are scaled."""
@@ -133,22 +138,22 @@ class RandomK(Codec):
         inner = self.inner.variance((k,))
         return None if inner is None or not self.scaled else (1 + inner) * p / k - 1
 
-    def symbols_bytes(self, symbols: Drawn, sizes: Sizes) -> Any:
+    def symbols_bytes(self, symbols: RandomEntries, sizes: Sizes) -> Any:
         """The seed and the values."""
         k = _count(self.fraction, sum(sizes))
         return 8 + 1 + self.inner.symbols_bytes(symbols.value, (k,))
 
-    def write(self, symbols: Drawn, sizes: Sizes) -> bytes:
+    def write(self, symbols: RandomEntries, sizes: Sizes) -> bytes:
         """The seed, then the values."""
         k = _count(self.fraction, sum(sizes))
         seed = np.asarray(symbols.seed, "<u4").tobytes()
         return seed + _inner_bytes(self.inner, symbols.value, k)
 
-    def read(self, reader: Reader, sizes: Sizes) -> Drawn:
+    def read(self, reader: Reader, sizes: Sizes) -> RandomEntries:
         """The seed, then the values."""
         k = _count(self.fraction, sum(sizes))
         seed = np.frombuffer(reader.take(8), "<u4").astype(np.uint32)
-        return Drawn(seed, _inner_symbols(self.inner, reader, k))
+        return RandomEntries(seed, _inner_symbols(self.inner, reader, k))
 
 
 def _inner_bytes(inner: Codec, symbols: Symbols, k: int) -> bytes:
@@ -162,7 +167,7 @@ def _inner_symbols(inner: Codec, reader: Reader, k: int) -> Symbols:
     return inner.read(reader, (k,))
 
 
-def _drawn(seed: UInt32[Array, " 2"], k: int, p: int) -> Int[Array, " k"]:
+def _sample_positions(seed: UInt32[Array, " 2"], k: int, p: int) -> Int[Array, " k"]:
     """The first k entries of a random permutation."""
     return permuted(jax.random.wrap_key_data(seed, impl="threefry2x32"), jnp.arange(k), p)
 
