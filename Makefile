@@ -29,8 +29,8 @@ lint: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Which small breaks no test notices: hours.
-mutants: .venv/.mutants
+# Which small breaks no test notices: an hour.
+mutants: .venv/.test
 	$(BIN)/python tests/mutants.py
 
 bench: .venv/.bench
@@ -57,10 +57,6 @@ clean:
 .venv/.test: .venv/.base
 	@echo "installing what the tests need"
 	$(INSTALL) --editable ".[test]"
-	@touch $@
-
-.venv/.mutants: .venv/.test
-	$(INSTALL) --editable ".[test,mutants]"
 	@touch $@
 
 .venv/.bench: .venv/.base

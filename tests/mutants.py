@@ -1,11 +1,12 @@
 """Break the code in small ways, one at a time, and see which breaks no test notices.
 
-    python tests/mutants.py [--count 220] [--seed 0] [--out mutants.json] [--only PART]
+    python tests/mutants.py [--count 170] [--seed 0] [--out mutants.json] [--only PART] [--whole]
 
 A mutant differs from the code in one operator, number, comparison, word or argument. Mutants are
 drawn at random, as many from each file as its share of all there are. Each is run in a copy of the
-repository: first the tests that execute the broken line, the quickest first; if all pass, the whole
-default suite. `make mutants` takes some hours on two cores, and is not for CI.
+repository against the test files that are about its part of the code (`TESTS`); with --whole, what
+survives these is run against the whole default suite. `make mutants` takes an hour on two cores,
+and is not for CI.
 """
 
 import argparse
@@ -26,15 +27,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
 from typing import Any
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "perfed"
-TARGETS = ("methods", "codecs", "objective.py", "simulation/setup.py", "evaluation.py", "theory")
+# What is broken, and the test files about it, the quickest first.
+TESTS = {
+    "methods/base.py": ("test_fedavg_and_local", "test_contract", "test_config"),
+    "methods/fedavg.py": ("test_fedavg_and_local", "test_reference", "test_learning"),
+    "methods/local.py": ("test_fedavg_and_local", "test_reference"),
+    "methods/per_fedavg.py": ("test_per_fedavg", "test_reference"),
+    "methods/pfedme.py": ("test_pfedme", "test_reference"),
+    "methods": ("test_fedavg_and_local", "test_config", "test_contract", "test_per_fedavg",
+                "test_pfedme"),
+    "pipeline/codecs": ("test_codecs", "test_communication"),
+    "pipeline": ("test_communication", "test_codecs", "test_config", "test_contract"),
+    "core/objective.py": ("test_objective", "test_per_fedavg", "test_pfedme", "test_scaling",
+                          "test_reference"),
+    "simulation/experiment.py": ("test_engines", "test_together", "test_communication",
+                                 "test_contract", "test_reference"),
+    "simulation/round.py": ("test_communication", "test_contract", "test_engines",
+                            "test_reference"),
+    "evaluation": ("test_evaluation", "test_engines", "test_together", "test_reference"),
+    "theory": ("test_conditions", "test_distances", "test_theory", "test_advice"),
+}  # fmt: skip
 
 DEFAULT = "not slow and not federation"
-# The tests that execute a line are run for so many seconds at first, then all of them.
-FIRST_SECONDS = 90.0
+SECONDS = 900.0  # a test run that takes longer has been broken
 WORKERS = 2
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -82,7 +100,7 @@ class Mutant:
     index: int
 
 
-def is_told(node: ast.AST) -> bool:
+def is_message(node: ast.AST) -> bool:
     """Whether it only makes a message, or says what a type is."""
     called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
     if not called:
@@ -95,7 +113,7 @@ def candidates(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
     """Pairs of a node and what could stand in its place."""
 
     def visit(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        if isinstance(node, ast.Import | ast.ImportFrom) or is_told(node):
+        if isinstance(node, ast.Import | ast.ImportFrom) or is_message(node):
             return
         yield from swaps(node)
         for name, value in ast.iter_fields(node):
@@ -192,19 +210,18 @@ def same(text: str, source: str) -> bool:
 
 def chosen(count: int, seed: int, only: str) -> list[tuple[Mutant, str]]:
     """Mutants drawn at random, spread over the files."""
-    files = [
+    paths = {path for part in TESTS for path in [PACKAGE / part, *(PACKAGE / part).rglob("*.py")]}
+    files = sorted(
         path
-        for target in TARGETS
-        for path in sorted((PACKAGE / target).rglob("*.py") if (PACKAGE / target).is_dir()
-                           else [PACKAGE / target])
-        if path.name != "__init__.py" and only in str(path)
-    ]  # fmt: skip
+        for path in paths
+        if path.suffix == ".py" and path.name != "__init__.py" and only in str(path)
+    )
     every = {path: mutants_of(path) for path in files}
     total = sum(map(len, every.values()))
     rng, found = random.Random(seed), []
     for path in files:
         share = round(count * len(every[path]) / total)
-        found += rng.sample(every[path], min(len(every[path]), max(share, 3)))
+        found += rng.sample(every[path], min(len(every[path]), max(share, 2)))
     print(f"{total} mutants there are, {len(found)} are tried")
     return found
 
@@ -214,7 +231,9 @@ class Copy:
 
     def __init__(self, at: Path, cache: Path) -> None:
         self.at, self.cache = at, cache
-        ignored = shutil.ignore_patterns(".git", ".venv", ".venvs", "__pycache__", "*.egg-info")
+        ignored = shutil.ignore_patterns(
+            ".git", ".venv", ".venvs", "__pycache__", "*.egg-info", ".mypy_cache"
+        )
         shutil.copytree(ROOT, at, ignore=ignored)
 
     def run(self, tests: list[str], seconds: float, workers: int = 0) -> tuple[bool, str]:
@@ -241,61 +260,22 @@ class Copy:
         return False, lines[0] if lines else done.stdout[-300:] + done.stderr[-300:]
 
 
-def covered(copy: Copy, at: Path) -> dict[str, dict[int, list[tuple[float, str]]]]:
-    """For each file and line, the tests that execute it, with how long they take."""
-    report = at / "coverage"
-    settings = at / "coveragerc"
-    settings.write_text(
-        f"[run]\ndata_file = {report}\nsource = {copy.at}/src/perfed\n"
-        "[report]\nignore_errors = True\n"
-    )
-    durations = at / "durations.xml"
-    environment = os.environ | {"PYTHONPATH": f"{copy.at}/src",
-                                "PERFED_TESTS_CACHE": str(copy.cache)}  # fmt: skip
-    environment["PERFED_DATA"] = os.environ.get("PERFED_DATA", str(ROOT.parent / "shared" / "data"))
-    command = [sys.executable, "-m", "pytest", "-q", "-m", DEFAULT, "-n", str(WORKERS), "--cov",
-               f"--cov-config={settings}", "--cov-context=test", "--cov-report=",
-               f"--junitxml={durations}", "-p", "no:cacheprovider"]  # fmt: skip
-    subprocess.run(command, cwd=copy.at, env=environment, check=True)
-    import coverage
-
-    seconds = {}
-    for case in ElementTree.parse(durations).iter("testcase"):
-        file = case.get("classname", "").replace(".", "/")
-        seconds[f"{file}.py::{case.get('name')}"] = float(case.get("time", 1.0))
-    data = coverage.CoverageData(str(report))
-    data.read()
-    found: dict[str, dict[int, list[tuple[float, str]]]] = {}
-    for path in data.measured_files():
-        lines: dict[int, list[tuple[float, str]]] = {}
-        for line, contexts in data.contexts_by_lineno(path).items():
-            names = {context.split("|")[0] for context in contexts if context}
-            lines[line] = sorted((seconds.get(name, 1.0), name) for name in names)
-        found[str(Path(path).relative_to(copy.at / "src" / "perfed"))] = lines
-    return found
+def tests_of(file: str) -> list[str]:
+    """The test files about a file of the package: those of the longest path that it is in."""
+    part = max((part for part in TESTS if file.startswith(part)), key=len)
+    return [f"tests/{name}.py" for name in TESTS[part]]
 
 
-def judged(
-    copy: Copy, mutant: Mutant, text: str, tests: list[tuple[float, str]], whole: float
-) -> dict[str, Any]:
-    """What came of a mutant."""
+def outcome_of(copy: Copy, mutant: Mutant, text: str, whole: bool) -> dict[str, Any]:
+    """Whether a mutant was killed, and by what."""
     path = copy.at / "src" / "perfed" / mutant.file
     before = path.read_text()
     begun = time.perf_counter()
     path.write_text(text)
     try:
-        first, spent = [], 0.0
-        for seconds, name in tests:
-            if spent + seconds > FIRST_SECONDS:
-                break
-            first.append(name)
-            spent += seconds
-        rest = [name for _, name in tests[len(first) :]]
-        reason = ""
-        for some, limit in ((first, 10 * FIRST_SECONDS), (rest, 6 * whole), (["tests"], 6 * whole)):
-            alive, reason = copy.run(some, limit) if some else (True, "")
-            if not alive:
-                break
+        alive, reason = copy.run(tests_of(mutant.file), SECONDS)
+        if alive and whole:
+            alive, reason = copy.run(["tests"], 6 * SECONDS)
         spent = time.perf_counter() - begun
         return asdict(mutant) | {"killed": not alive, "by": reason, "seconds": spent}
     finally:
@@ -305,10 +285,11 @@ def judged(
 def main() -> None:
     """Draw, break, test, and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=220)
+    parser.add_argument("--count", type=int, default=170)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     parser.add_argument("--only", default="", help="a part of the files' paths")
+    parser.add_argument("--whole", action="store_true", help="survivors meet the whole suite")
     parser.add_argument("--list", action="store_true", help="list them, and run nothing")
     given = parser.parse_args()
     drawn = chosen(given.count, given.seed, given.only)
@@ -321,17 +302,13 @@ def main() -> None:
         copies: Queue[Copy] = Queue()
         for i in range(WORKERS):
             copies.put(Copy(at / str(i), at / "cache"))
-        begun = time.perf_counter()
-        lines = covered(copies.queue[0], at)
-        whole = time.perf_counter() - begun
         outcomes: list[dict[str, Any]] = []
 
         def judge(pair: tuple[Mutant, str]) -> None:
             mutant, text = pair
             copy = copies.get()
             try:
-                own = lines.get(mutant.file, {}).get(mutant.line, [])
-                outcome = judged(copy, mutant, text, own, whole)
+                outcome = outcome_of(copy, mutant, text, given.whole)
             finally:
                 copies.put(copy)
             outcomes.append(outcome)

@@ -1,7 +1,6 @@
 """What the README shows is what happens."""
 
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,6 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert result.scores["personalized"].accuracy.mean() > 0.9
     assert np.shape(names["params"][0]["w"]) == (80, 64)
     assert capsys.readouterr().out
-
-
-def test_the_method_of_contributing_runs() -> None:
-    """The example of how to add a method is a method: with mu = 0 it is FedAvg."""
-    text = (README.parent / "CONTRIBUTING.md").read_text()
-    names: dict[str, Any] = {"__name__": "fedprox"}
-    source = textwrap.dedent(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
-    exec(source, names)
-
-    def after(method: Any) -> np.ndarray:
-        result = perfed.simulate(
-            perfed.load("digits", clients=4), perfed.MLR(64, 10), method, rounds=2, cohort=2
-        )
-        return np.asarray(result.global_model["w"])
-
-    fedprox, fedavg = names["FedProx"], after(perfed.FedAvg(lr=0.1))
-    np.testing.assert_allclose(after(fedprox(lr=0.1, mu=1e-9)), fedavg, atol=1e-6)
-    assert np.abs(after(fedprox(lr=0.1, mu=1.0)) - fedavg).max() > 1e-3
 
 
 def test_the_error_shown_is_the_one_given() -> None:

@@ -191,7 +191,7 @@ def sweep_command(
         typer.Option(metavar="KEY=V,V", help="Values to choose between; repeatable."),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="FILE,FILE", help="TOML files with a [method] each.")
+        str | None, typer.Option(metavar="FILE,FILE", help=r"TOML files, each with a \[method].")
     ] = None,
     settings: Settings = None,
     validation: Annotated[

@@ -139,7 +139,7 @@ def advise_command(
     ] = None,
     target_time: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="What the run may take over its [network]."),
+        typer.Option(metavar="SECONDS", min=0, help=r"What the run may take over its \[network]."),
     ] = None,
     file: Annotated[
         Path | None,

@@ -1,0 +1,83 @@
+"""A small convolutional network for images."""
+
+from dataclasses import dataclass
+from typing import final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from perfed.core.errors import require
+from perfed.core.trees import Params
+from perfed.models.layers import flatten, init_linear, linear, output_layer
+
+
+@final
+@dataclass(frozen=True)
+class CNN:
+    """For images: 3x3 convolution, ReLU and 2x2 max pooling per entry of `channels`; then dense.
+
+    Args:
+        image: height, width and depth of an input.
+        classes: how many outputs.
+        channels: the convolutions' outputs.
+        hidden: the size of the dense layer.
+    """
+
+    image: tuple[int, int, int]
+    classes: int
+    channels: tuple[int, ...] = (16, 32)
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        height, width, _ = self.image
+        fits = min(height, width) >> len(self.channels) >= 1
+        allowed = f"every entry halves the image, and {height}x{width} allows fewer"
+        require(fits, "channels", self.channels, allowed)
+        sizes = (*self.channels, self.hidden)
+        require(min(sizes) >= 1, "channels, hidden", sizes, "must be at least 1")
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Fresh parameters."""
+        height, width, depth = self.image
+        *conv_keys, dense_key, out_key = jax.random.split(key, len(self.channels) + 2)
+        depths = (depth, *self.channels)
+        convolutions = [
+            init_linear(k, 9 * a, b)
+            for k, a, b in zip(conv_keys, depths[:-1], depths[1:], strict=True)
+        ]
+        shrink = len(self.channels)
+        features = (height >> shrink) * (width >> shrink) * depths[-1]
+        return {
+            "convolutions": convolutions,
+            "dense": init_linear(dense_key, features, self.hidden),
+            "out": init_linear(out_key, self.hidden, self.classes),
+        }
+
+    def apply(
+        self, params: Params, x: Shaped[Array, "b height width depth"]
+    ) -> Float[Array, "b classes"]:
+        """The logits."""
+        x = x.astype(params["out"]["b"].dtype)
+        for layer in params["convolutions"]:
+            x = _max_pool(jax.nn.relu(linear(layer, _patches(x))))
+        return output_layer(params["out"], jax.nn.relu(linear(params["dense"], flatten(x))))
+
+
+def _patches(x: Float[Array, "b height width depth"]) -> Float[Array, "b height width 9*depth"]:
+    """Each pixel's 3x3 neighborhood, zero outside.
+
+    A convolution is then a matrix product, which stays one when clients with their own kernels are
+    vectorized; a grouped convolution, its alternative, is far slower on the CPU.
+    """
+    height, width = x.shape[1:3]
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return jnp.concatenate(
+        [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)], axis=-1
+    )
+
+
+def _max_pool(x: Float[Array, "b height width depth"]) -> Float[Array, "b height/2 width/2 depth"]:
+    b, height, width, depth = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(b, height // 2, 2, width // 2, 2, depth).max(axis=(2, 4))
