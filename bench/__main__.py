@@ -50,7 +50,7 @@ class Case:
         method: the method, with its hyperparameters.
         federation: the data.
         layers: the sizes of the network's layers.
-        cohorts: clients a round; the first is compared with others.
+        cohorts: clients per round; the first is compared with others.
         codec: how changes are sent.
     """
 

@@ -89,7 +89,7 @@ def profile(console: Console, cohort: int, precision: Precision) -> None:
 def main() -> None:
     """Profile and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__)
-    parser.add_argument("--cohort", type=int, action="append", help="clients a round; repeatable")
+    parser.add_argument("--cohort", type=int, action="append", help="clients per round; repeatable")
     parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), action="append")
     given = parser.parse_args()
     console = Console(width=160, highlight=False)

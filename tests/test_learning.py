@@ -12,7 +12,7 @@ FEDAVG = FedAvg(lr=0.02, tau=20, batch=20)
 
 
 def curves(method: Method, seeds: range, weighting: Any) -> dict[str, np.ndarray]:
-    """Size-weighted accuracy on held-out data: one row a seed, one column every 20 rounds."""
+    """Size-weighted accuracy on held-out data: one row per seed, one column for every 20 rounds."""
     data = synthetic(alpha=0.5, beta=0.5)
     found: dict[str, list[list[float]]] = {"global": [], "personalized": []}
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""Perfed: one host device a core, as it comes. A round is one turn of the compiled loop."""
+"""Perfed: one host device per core, as it comes. A round is one turn of the compiled loop."""
 
 from importlib.metadata import version
 

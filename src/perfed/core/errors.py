@@ -6,7 +6,14 @@ from typing import Any, final
 
 
 class FieldError(ValueError):
-    """An invalid setting: its name, its value, and what is allowed."""
+    """An invalid setting: its name, its value, and what is allowed.
+
+    Example:
+        >>> import perfed
+        >>> perfed.FedAvg(lr=-1)
+        Traceback (most recent call last):
+        perfed.core.errors.FieldError: lr = -1: must be a number greater than 0
+    """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field} = {value!r}: {allowed}")

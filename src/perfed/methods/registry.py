@@ -26,6 +26,16 @@ def register(cls: type[_Class]) -> type[_Class]:
 
     A package whose methods the command line is to know lists them as entry points of the group
     `perfed.methods` instead.
+
+    Example:
+        >>> import perfed
+        >>> @perfed.register
+        ... @perfed.method("nothing")
+        ... class Nothing(perfed.Method):
+        ...     def local_update(self, objective, received, client_state, context):
+        ...         return perfed.LocalUpdate(received.params)
+        >>> Nothing()
+        Nothing()
     """
     known = _REGISTERED.get(cls.name)
     require(bool(cls.name), "method", cls.__name__, "has no name; decorate it by @method(NAME)")

@@ -23,6 +23,14 @@ class Pipeline:
     At the client: clip, error feedback, encode. At the server: decode, aggregate. By default
     messages are float32 and the aggregate is the weighted mean.
 
+    Example:
+        >>> import perfed
+        >>> perfed.Pipeline((perfed.Clip(10.0), perfed.Encode(perfed.LowPrecision(15)))).names
+        ('clip', 'encode')
+        >>> perfed.Pipeline((perfed.Encode(), perfed.Clip()))
+        Traceback (most recent call last):
+        perfed.core.errors.FieldError: pipeline = ('encode', 'clip'): clip must come before encode, with at most one stage of a kind
+
     Attributes:
         stages: the stages, in the order of their places.
     """

@@ -75,7 +75,23 @@ class DataConfig(DataPart):
 
 @final
 class Config(DataPart):
-    """The configuration of a run, as in its TOML file."""
+    """The configuration of a run, as in its TOML file.
+
+    Example:
+        >>> import perfed
+        >>> config = perfed.Config.checked(
+        ...     {
+        ...         "rounds": 2,
+        ...         "cohort": 3,
+        ...         "data": {"source": "digits", "clients": 6},
+        ...         "model": {"name": "mlr"},
+        ...         "method": {"name": "pfedme", "lam": 15.0},
+        ...     }
+        ... )
+        >>> engine = config.build()
+        >>> engine.experiment.method.lam
+        15.0
+    """
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     rounds: int = Field(default=100, ge=1)

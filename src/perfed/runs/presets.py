@@ -36,12 +36,18 @@ def fedpaq(
     The step size is one of three: a constant; Theorem 1's 4 / (mu (k tau + 1)) in round k, for
     mu-strongly convex losses; Theorem 2's 1 / (L sqrt(T)), T = rounds * tau, for L-smooth ones.
 
+    Example:
+        >>> import perfed
+        >>> method, pipeline, cohort = perfed.fedpaq(rounds=100, tau=5, r=25, s=1, lr=0.1)
+        >>> method.tau, pipeline.codec, cohort
+        (5, LowPrecision(levels=1, norm='whole', code='shortest'), 25)
+
     Args:
         rounds: how many rounds there will be (K in the paper).
-        tau: local steps a round.
-        r: nodes a round; None: the run's `cohort`.
+        tau: local steps per round.
+        r: nodes per round; None: the run's `cohort`.
         s: levels of the quantizer.
-        batch: examples a step.
+        batch: examples per step.
         lr: a constant step size.
         mu: Theorem 1's, from the strong convexity.
         smoothness: Theorem 2's, from L.

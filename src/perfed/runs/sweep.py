@@ -218,7 +218,7 @@ class SweepLine(NamedTuple):
 
 
 def sweep_lines(outcomes: Sequence[Outcome]) -> list[SweepLine]:
-    """What a sweep came to, one line a point."""
+    """What a sweep came to, one line per point."""
     found: dict[str, SweepLine] = {}
     for outcome in outcomes:
         label = outcome.point.label

@@ -23,12 +23,12 @@ class Network:
     a random time more, exponential with mean g / `scale`.
 
     Attributes:
-        bandwidth: of the shared link to the server, in bits a second.
+        bandwidth: of the shared link to the server, in bits per second.
         shift: seconds that a gradient of one example takes at least.
         scale: gradients a second that the random part of a computation takes.
         down_bandwidth: of the link from the server, which sends the cohort one message; None: it
             takes no time, as in the paper.
-        client_bandwidth: of each client's own link, in bits a second; None: only the shared one
+        client_bandwidth: of each client's own link, in bits per second; None: only the shared one
             counts.
         client_speed: how many times as fast as said above each client computes; None: 1.
     """

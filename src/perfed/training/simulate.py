@@ -38,6 +38,20 @@ def simulate(
 ) -> Result:
     """Train a method on a federation and score every client.
 
+    Example:
+        >>> import perfed
+        >>> result = perfed.simulate(
+        ...     perfed.load("digits", clients=4, split="iid"),
+        ...     perfed.MLR(inputs=64, classes=10),
+        ...     perfed.FedAvg(lr=0.1),
+        ...     rounds=2,
+        ...     cohort=2,
+        ... )
+        >>> result.scores["personalized"].accuracy.shape  # a value for each client
+        (4,)
+        >>> sorted(result.personal_model(client=3))  # that client's own parameters
+        ['b', 'w']
+
     Args:
         federation: all clients' data.
         model: what is trained; anything with `init` and `apply`.

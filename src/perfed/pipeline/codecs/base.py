@@ -40,6 +40,16 @@ class Codec(ABC):
     The laws: `decode(encode(key, x), x)` is `compress(key, x)`, bit for bit, and
     `8 * len(encode(key, x))` is `bits(key, x)`. A subclass defines how a vector becomes symbols,
     how symbols become values, and how they are packed; so the laws hold if `read` undoes `write`.
+
+    Example:
+        >>> import jax, perfed
+        >>> delta = {"w": jax.numpy.linspace(-1.0, 1.0, 1000)}
+        >>> codec = perfed.LowPrecision(levels=15)
+        >>> message = codec.encode(jax.random.key(0), delta)
+        >>> 4 * 1000 // len(message)  # so many times shorter than float32
+        16
+        >>> codec.decode(message, delta)["w"].shape
+        (1000,)
     """
 
     name: ClassVar[str]

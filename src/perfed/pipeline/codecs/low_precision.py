@@ -217,7 +217,7 @@ class LowPrecision(Codec):
         return padded.reshape(-1, bucket)
 
     def _each(self, parts: Float[Array, " parts"], sizes: Sizes) -> Float[Array, "..."]:
-        """Each entry's part, from one number a part."""
+        """Each entry's part, from one number per part."""
         if self.norm == "whole":
             return parts[0]
         if self.norm == "tensor":
