@@ -68,9 +68,9 @@ def mnist_like(clients: int = 100, size: int = 980) -> Federation:
 
     def side(n: int) -> FlatExamples:
         x = rng.random((clients * n, 784), np.float32)
-        return FlatExamples.joined(x, rng.integers(0, 10, clients * n), [n] * clients)
+        return FlatExamples.from_rows(x, rng.integers(0, 10, clients * n), [n] * clients)
 
-    return Federation.made(side(size), side(10), classes=10)
+    return Federation.from_examples(side(size), side(10), classes=10)
 
 
 def cases() -> list[Case]:

@@ -52,7 +52,7 @@ def controlled() -> tuple[Federation, np.ndarray]:
         noise = rng.normal(size=len(x))
         parts.append((x, (x @ rng.normal(size=DIMENSION) + noise).astype(np.float32)))
     centers = np.array([y.reshape(8, DIMENSION).mean(axis=0) for _, y in parts])
-    return Federation.of(parts, parts), centers.mean(axis=0)
+    return Federation.from_arrays(parts, parts), centers.mean(axis=0)
 
 
 def fedpaq(data: Federation, optimum: np.ndarray, task: Task):

@@ -21,7 +21,7 @@ from perfed.runs.recording import Recording
 from perfed.training import Result, Run, Trainer, TrainOptions
 
 DATA: dict[str, dict[str, Any]] = {
-    "digits": {"source": "digits", "split": "shards", "clients": 40, "shards": 2},
+    "digits": {"source": "digits", "split": "shards", "clients": 40, "shards_per_client": 2},
     "mnist-writers": {"source": "mnist-writers", "min_examples": 40},
 }
 METHODS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
@@ -46,7 +46,7 @@ def part(data: Federation, clients: np.ndarray) -> Federation:
     def side(which: str) -> list[tuple[Any, Any]]:
         return [getattr(data, which).client(i) for i in clients]
 
-    some = Federation.of(side("train"), side("test"), classes=data.outputs)
+    some = Federation.from_arrays(side("train"), side("test"), classes=data.outputs)
     return replace(some, labels=data.labels, scaling=data.scaling)
 
 

@@ -53,7 +53,7 @@ def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, binary: bool = Fal
             x = rng.normal(size=(n, DIMENSION))
             y = rng.normal(size=n) + x @ rng.normal(size=DIMENSION)
             parts.append((x.astype(np.float32), ((y > 0) if binary else y).astype(np.float32)))
-        return FlatExamples.of(parts)
+        return FlatExamples.from_arrays(parts)
 
     names = tuple(f"client-{i}" for i in range(len(sizes)))
     return Federation(side(), side(), names, None)

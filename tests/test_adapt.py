@@ -163,11 +163,11 @@ def model_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("age,state\n1,ill\n2,well\n", 'there is no column "dose"'),
+        ("age,state\n1,ill\n2,well\n", 'no column "dose"'),
         ("age,dose,state\n1,2,dead\n2,3,ill\n", 'the label "dead" is not in labels'),
         ("age,dose,state\n1,,ill\n", 'row 2, column "dose": the cell is empty'),
         ("age,dose,state\n1,2,ill\n", "two are needed"),
-        ("age,dose\n1,2\n", 'there is no column "state"'),
+        ("age,dose\n1,2\n", 'no column "state"'),
     ],
 )
 def test_bad_files_are_named(model_run: Path, tmp_path: Path, text: str, message: str) -> None:
@@ -184,9 +184,9 @@ def test_bad_input_writes_nothing(model_run: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,state\n1,ill\n2,well\n")
     out = tmp_path / "own.safetensors"
     for data, message in (
-        (tmp_path / "new.csv", 'there is no column "dose"'),
-        (tmp_path / "none.csv", "there is no such file"),
-        (tmp_path, "there is no such file"),
+        (tmp_path / "new.csv", 'no column "dose"'),
+        (tmp_path / "none.csv", "no such file"),
+        (tmp_path, "no such file"),
     ):
         done = perfed("adapt", model_run, "--data", data, "--out", out)
         assert done.returncode == 2

@@ -148,7 +148,7 @@ def test_advice_for_all_clients_at_once_and_for_a_validated_run() -> None:
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 60)).astype(np.float32), rng.integers(0, 10, n))
              for n in (1, *[30] * 11)]  # fmt: skip
-    federation = Federation.of(parts, parts, classes=10)
+    federation = Federation.from_arrays(parts, parts, classes=10)
     values = SYNTHETIC | {"cohort": 12, "rounds": 5, "method": {"name": "local", "lr": 0.001}}
     assert advise(values, federation=federation).values["cohort"] == 12
     validated = SYNTHETIC | {"validation": 0.3, "method": {"name": "local"}}
@@ -188,7 +188,7 @@ def test_nothing_is_advised_where_nothing_can_be_measured() -> None:
              for _ in range(12)]  # fmt: skip
     values = SYNTHETIC | {"method": {"name": "local"}}
     with pytest.raises(ConfigError, match="standardize"):
-        advise(values, federation=Federation.of(parts, parts, classes=10))
+        advise(values, federation=Federation.from_arrays(parts, parts, classes=10))
 
 
 def of(method: Any, rounds: int = 100, cohort: int = 5, **constants: float) -> Diagnosis:

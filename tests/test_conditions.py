@@ -328,7 +328,7 @@ def alike(clients: int, different: float) -> Federation:
     rng = np.random.default_rng(0)
     x = np.eye(4, dtype=np.float32)
     parts = [(x, (different * rng.normal(size=4)).astype(np.float32)) for _ in range(clients)]
-    return Federation.of(parts, parts)
+    return Federation.from_arrays(parts, parts)
 
 
 def fedpaq_run(different: float) -> tuple[int, Diagnosis]:
@@ -372,9 +372,9 @@ def test_clients_alike_in_labels_may_differ_in_gradients() -> None:
     """Label distance 0 bounds nothing: (14a) is of whole examples."""
     y = np.array([0.0, 1.0] * 10, np.float32)
     parts = [(np.outer(2 * y - 1, np.eye(4)[i]).astype(np.float32), y) for i in (0, 1)]
-    data = Federation.of(parts, parts)
+    data = Federation.from_arrays(parts, parts)
     found = measure(Vectorized(experiment(FedAvg(), data, task=LOGISTIC)), jnp.zeros(4))
-    classes = Federation.of([(x, y.astype(int)) for x, y in parts],
+    classes = Federation.from_arrays([(x, y.astype(int)) for x, y in parts],
                             [(x, y.astype(int)) for x, y in parts])  # fmt: skip
     assert label_distances(classes).max() == 0
     assert found.gamma_G.value**2 == pytest.approx(0.125)

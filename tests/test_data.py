@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfed import DataError, Federation, FieldError, synthetic
-from perfed.data.federation import FlatExamples
+from perfed.data import FlatExamples
 
 
 def test_synthetic_has_the_published_sizes() -> None:
@@ -47,7 +47,7 @@ def test_alpha_and_beta_move_the_clients_apart() -> None:
 def test_a_federation_from_ones_own_arrays() -> None:
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 3)), rng.integers(0, 2, n)) for n in (4, 2, 5)]
-    data = Federation.of(parts, parts[::-1], names=["a", "b", "c"])
+    data = Federation.from_arrays(parts, parts[::-1], names=["a", "b", "c"])
     assert data.clients == 3
     assert data.labels == ("0", "1")
     for i in range(3):
@@ -57,28 +57,30 @@ def test_a_federation_from_ones_own_arrays() -> None:
 
 def test_unusable_federations_are_refused() -> None:
     x, y = np.ones((2, 3)), np.array([0, 1])
-    good = FlatExamples.of([(x, y), (x, y)])
+    good = FlatExamples.from_arrays([(x, y), (x, y)])
     with pytest.raises(DataError, match="2 clients have data to train on and 1 have data held out"):
-        Federation.made(good, FlatExamples.of([(x, y)]))
+        Federation.from_examples(good, FlatExamples.from_arrays([(x, y)]))
     with pytest.raises(DataError, match="client b has no examples to be scored on"):
-        Federation.made(good, FlatExamples.of([(x, y), (x[:0], y[:0])]), names=["a", "b"])
+        Federation.from_examples(
+            good, FlatExamples.from_arrays([(x, y), (x[:0], y[:0])]), names=["a", "b"]
+        )
     with pytest.raises(DataError, match="not finite"):
-        Federation.made(good, FlatExamples.of([(x, y), (x * np.nan, y)]))
+        Federation.from_examples(good, FlatExamples.from_arrays([(x, y), (x * np.nan, y)]))
     with pytest.raises(DataError, match="one is -1"):
-        Federation.made(good, FlatExamples.of([(x, y), (x, y - 1)]))
+        Federation.from_examples(good, FlatExamples.from_arrays([(x, y), (x, y - 1)]))
     with pytest.raises(DataError, match=r"0..1, but one is 2"):
-        Federation.made(good, FlatExamples.of([(x, y), (x, y + 1)]), classes=2)
+        Federation.from_examples(good, FlatExamples.from_arrays([(x, y), (x, y + 1)]), classes=2)
 
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:
     """Each of these would train some client on another's rows, or score nonsense."""
     x, y = np.ones((4, 3)), np.array([0, 1, 0, 1])
-    good = FlatExamples.of([(x, y), (x, y)])
-    as_regression = FlatExamples.of([(x, y + 0.5)] * 2)
+    good = FlatExamples.from_arrays([(x, y), (x, y)])
+    as_regression = FlatExamples.from_arrays([(x, y + 0.5)] * 2)
 
     def refused(message: str, train: Any, test: Any = good, **options: Any) -> None:
         with pytest.raises(DataError, match=message):
-            Federation.made(FlatExamples.of(train), test, **options)
+            Federation.from_examples(FlatExamples.from_arrays(train), test, **options)
 
     refused("client 1 has 4 inputs but 2 labels", [(x, y), (x, y[:2])])
     refused(
@@ -92,7 +94,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     refused("labels must be finite numbers", [(x, y + np.nan)] * 2, as_regression)
     refused(r"of shape \(8, 1\)", [(x, y[:, None])] * 2)
     refused("labels must be finite numbers", [(x, np.array(["a", "b", "a", "b"]))] * 2)
-    with pytest.raises(DataError, match="4 inputs, 4 labels and clients of 5 rows do not fit"):
-        FlatExamples.joined(x, y, [2, 3])
+    with pytest.raises(DataError, match="4 inputs, 4 labels and sizes of 5 rows do not match"):
+        FlatExamples.from_rows(x, y, [2, 3])
     with pytest.raises(FieldError, match=r"classes = 3\.0"):
-        Federation.made(good, good, classes=3.0)  # type: ignore[arg-type]
+        Federation.from_examples(good, good, classes=3.0)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ Parts = list[tuple[np.ndarray, np.ndarray]]
 def federation(parts: Parts, **more: Any) -> Federation:
     """Clients that train on these, and are scored on something else."""
     held_out = [(x[:1] + x.dtype.type(1), y[:1]) for x, y in parts]
-    return replace(Federation.of(parts, held_out), **more)
+    return replace(Federation.from_arrays(parts, held_out), **more)
 
 
 def labeled(*labels: list[int]) -> Federation:

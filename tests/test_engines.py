@@ -105,7 +105,7 @@ def test_same_seed_same_bits_and_blocks_do_not_matter(data: Any) -> None:
 def test_clients_and_rounds_draw_batches_of_their_own() -> None:
     """Two clients with the same data, in two rounds: four different batches, each repeatable."""
     x = np.random.default_rng(0).normal(size=(500, problems.DIMENSION)).astype(np.float32)
-    flat = FlatExamples.of([(x, x[:, 0])] * 2)
+    flat = FlatExamples.from_arrays([(x, x[:, 0])] * 2)
     made = problems.experiment(FedAvg(tau=1, batch=3), Federation(flat, flat, ("a", "b"), None))
     data = made.device_data()
     sent = Broadcast(jnp.ones(problems.DIMENSION), None, jnp.int32(0))

@@ -142,15 +142,17 @@ def test_clients_of_very_different_sizes_score_alike_in_company_and_alone() -> N
     rng = np.random.default_rng(0)
     sizes = [1, 700, 3, 300, 2]
     parts = [(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in sizes]
-    flat = FlatExamples.of(parts)
-    together = Federation.made(flat, flat, classes=3)
+    flat = FlatExamples.from_arrays(parts)
+    together = Federation.from_examples(flat, flat, classes=3)
     task, method = Task(MLR(4, 3)), FedAvg(alpha=0.3)
     engine = Vectorized(Experiment(together, task, method, 5))
     state = engine.init()
     scores = SimulationEvaluator(engine)(state).scores
     for i, part in enumerate(parts):
-        one = FlatExamples.of([part])
-        alone = Vectorized(Experiment(Federation.made(one, one, classes=3), task, method, 1))
+        one = FlatExamples.from_arrays([part])
+        alone = Vectorized(
+            Experiment(Federation.from_examples(one, one, classes=3), task, method, 1)
+        )
         own = SimulationEvaluator(alone)(alone.init()).scores
         for kind, score in scores.items():
             np.testing.assert_allclose(score.loss[i], own[kind].loss[0], rtol=1e-5)

@@ -330,7 +330,7 @@ def test_clients_come_in_the_order_that_their_data_have(given: list[str], tmp_pa
     (tmp_path / "data").mkdir()
     for name in given:
         (tmp_path / "data" / f"{name}.csv").write_text("")
-    expected = [path.stem for path in own._client_files(tmp_path / "data")]
+    expected = [path.stem for path in own.list_client_files(tmp_path / "data")]
     assert list(ServerKeys.read(tmp_path / "keys" / "server").clients) == expected
 
 

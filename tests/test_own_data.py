@@ -265,7 +265,7 @@ def test_rows_held_out_in_every_format(tmp_path: Path) -> None:
     save(tmp_path / "npz" / "a.npz", x=[[1], [2]], y=[0, 1], x_test=[[3]], y_test=[1])
     pools = [folder(str(tmp_path / form), part="set") for form in ("csv", "parquet")]
     pools.append(folder(str(tmp_path / "npz")))
-    with pytest.raises(FieldError, match="part = 'set': names columns, which no file"):
+    with pytest.raises(FieldError, match="part = 'set': is for files with columns"):
         folder(str(tmp_path / "npz"), part="set")
     for pool in pools:
         assert pool.test is not None
@@ -346,18 +346,18 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     "the first by row, not by column": (
         a_csv("u,v,label\n1,2,0\n3,NA,1\n,4,1\n"),
         {},
-        ['a.csv, row 3, column "v": the cell holds "NA", not a number', "leave the column out"],
+        ['a.csv, row 3, column "v": the cell has "NA", not a number', "leave the column out"],
     ),
     "rows count as in a spreadsheet": (
         a_csv('u,note,label\n1,"two\nlines",0\n\n3,x,1\n,x,1\n'),
         {"features": ("u",)},
         ['a.csv, row 5, column "u": the cell is empty'],
     ),
-    "text": (a_csv("u,label\n1,0\nfoo,1\n"), {}, ['row 3, column "u": the cell holds "foo", not']),
+    "text": (a_csv("u,label\n1,0\nfoo,1\n"), {}, ['row 3, column "u": the cell has "foo", not']),
     "date": (
         a_csv("u,label\n2020-01-01,0\n2020-01-02,1\n"),
         {},
-        ['row 2, column "u": the cell holds "2020-01-01", not a number'],
+        ['row 2, column "u": the cell has "2020-01-01", not a number'],
     ),
     "decimal comma": (a_csv('u,label\n"1,5",0\n2,1\n'), {}, ['row 2, column "u"', '"1,5", not a']),
     "NaN": (
@@ -389,22 +389,22 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     "parquet text": (
         a_parquet(u=["1", "x"], label=[0, 1]),
         {},
-        ['a.parquet, row 2, column "u": the cell holds "x", not a number'],
+        ['a.parquet, row 2, column "u": the cell has "x", not a number'],
     ),
     "parquet number as text": (
         a_parquet(u=["1", "2"], label=[0, 1]),
         {},
-        ['a.parquet, row 1, column "u": the cell holds "1", not a number; use numbers'],
+        ['a.parquet, row 1, column "u": the cell has "1", not a number; use numbers'],
     ),
     "parquet time": (
         a_parquet(u=TIME, label=[0, 1]),
         {},
-        ['row 1, column "u": the cell holds 1970-01-01 00:00:00, not a number'],
+        ['row 1, column "u": the cell has 1970-01-01 00:00:00, not a number'],
     ),
     "parquet time as label": (
         a_parquet(u=[1, 2], label=TIME),
         {},
-        ['row 1, column "label": the cell holds a timestamp[ms]; use text or whole numbers'],
+        ['row 1, column "label": the cell has type timestamp[ms]; use text or whole numbers'],
     ),
     "parquet label NaN": (
         a_parquet(u=[1, 2], label=[1.0, np.nan]),
@@ -415,7 +415,7 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     "too few cells": (
         a_csv("u,v,label\n1,2,0\n\n3,1\n"),
         {},
-        ["a.csv, row 4: 2 cells, but the header has 3; make them as many"],
+        ["a.csv, row 4: 2 cells, but the header has 3; correct the row"],
     ),
     "too many cells": (a_csv(GOOD + "1,2,3,4\n"), {}, ["a.csv, row 4: 4 cells", "has 3"]),
     "not UTF-8": (
@@ -425,60 +425,60 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     ),
     "header not UTF-8": (a_csv(GOOD.encode("utf-16")), {}, ["a.csv, row 1: the text is not UTF-8"]),
     "empty file": (a_csv(""), {}, ["a.csv: the file is empty; its first row must name"]),
-    "header only": (a_csv("u,label\n"), {}, ["a.csv: there are no rows; add some or remove"]),
+    "header only": (a_csv("u,label\n"), {}, ["a.csv: no rows; add some or remove"]),
     "parquet without rows": (
         a_parquet(u=pa.array([], pa.int64()), label=pa.array([], pa.int64())),
         {},
-        ["a.parquet: there are no rows"],
+        ["a.parquet: no rows"],
     ),
     "no parquet": (
         lambda root: text(root / "a.parquet", GOOD),
         {},
-        ["a.parquet: cannot be read as Parquet", "write it anew"],
+        ["a.parquet: cannot be read as Parquet", "write it again"],
     ),
     # Columns
     "missing label": (
         a_csv("u,lable\n1,0\n"),
         {},
-        ['a.csv: there is no column "label"; the columns are "u", "lable"; did you mean "lable"?'],
+        ['a.csv: no column "label"; the columns are "u", "lable"; did you mean "lable"?'],
     ),
     "missing feature": (
         a_csv(GOOD),
         {"features": ("u", "height")},
-        ['a.csv: there is no column "height"; the columns are "u", "v", "label"; add it'],
+        ['a.csv: no column "height"; the columns are "u", "v", "label"; add it'],
     ),
-    "missing part": (a_csv(GOOD), {"part": "set"}, ['a.csv: there is no column "set"']),
+    "missing part": (a_csv(GOOD), {"part": "set"}, ['a.csv: no column "set"']),
     "label not there": (
         a_csv("u,label\n1,a\n2,b\n3,NA\n"),
         {},
-        ['a.csv, row 4, column "label"', 'the label "NA" stands for a missing one', "labels"],
+        ['a.csv, row 4, column "label"', 'the label "NA" means a missing label', "labels"],
     ),
     "all but alike": (
         a_csv("u,label\n1700000001,0\n1700000002,1\n1700000009,0\n"),
         {},
-        ['a.csv, row 2, column "u"', "32-bit floats", "subtract an offset"],
+        ['a.csv, row 2, column "u"', "too little for 32-bit floats", "subtract an offset"],
     ),
     "semicolons": (
         a_csv("u;v;label\n1;2;0\n"),
         {},
-        ['there is no column "label"', "cells must be separated by commas"],
+        ['no column "label"', "cells must be separated by commas"],
     ),
     "column twice": (
         a_csv("u,u,label\n1,2,0\n"),
         {},
         ['a.csv: two columns are named "u"; rename or drop one'],
     ),
-    "no features": (a_csv("label\n0\n1\n"), {}, ["a.csv: there are no features; the columns are"]),
+    "no features": (a_csv("label\n0\n1\n"), {}, ["a.csv: no features; the columns are"]),
     "row numbers": (a_csv(",u,label\n0,1,0\n"), {}, ["a.csv: column 1 has no name", "index=False"]),
     "fewer columns": (
         beside("b.csv", "u,label\n1,0\n"),
         {},
-        ['b.csv: there is no column "v"; the columns are "u", "label"'],
+        ['b.csv: no column "v"; the columns are "u", "label"'],
     ),
     "more columns": (
         beside("b.csv", "u,v,w,label\n1,2,3,0\n"),
         {},
-        ['b.csv: there is a column "w", which a.csv has not; drop it, or list', "in features"],
+        ['b.csv: column "w" is not in a.csv; drop it, or list', "in features"],
     ),
     # Labels
     "unknown label": (
@@ -489,58 +489,58 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     "broken numbers": (
         a_csv("u,label\n1,0\n2,0.5\n"),
         {},
-        ['row 3, column "label": the label "0.5" is no whole number', 'set task = "regression"'],
+        ['row 3, column "label": the label "0.5" is not a whole number', 'set task = "regression"'],
     ),
     "broken numbers in the second file": (
         lambda root: (text(root / "a.csv", GOOD), save(root / "b.npz", x=[[1, 2]], y=[1.5])),
         {},
-        ['b.npz, row 1, array "y": the label "1.5" is no whole number'],
+        ['b.npz, row 1, array "y": the label "1.5" is not a whole number'],
     ),
     "one class": (
         a_csv("u,label\n1,7\n2,7\n"),
         {},
-        ['all labels are "7", and two classes are needed; check column "label"'],
+        ['all labels are "7", but two classes are needed; check column "label"'],
     ),
     "text in a regression": (
         a_csv("u,label\n1,0.5\n2,high\n"),
         {"task": "regression"},
-        ['row 3, column "label": the cell holds "high", not a number'],
+        ['row 3, column "label": the cell has "high", not a number'],
     ),
     "part": (
         a_csv("u,label,set\n1,0,train\n2,1,valid\n"),
         {"part": "set"},
-        ['a.csv, row 3, column "set": the cell holds "valid"; use "train" or "test"'],
+        ['a.csv, row 3, column "set": the cell has "valid"; use "train" or "test"'],
     ),
     # Arrays
     "no zip": (
         lambda root: text(root / "a.npz", "u"),
         {},
-        ["a.npz: is no .npz file; write it with numpy.savez"],
+        ["a.npz: is not an .npz file; write it with numpy.savez"],
     ),
-    "corrupt": (cut_short, {}, ["a.npz: cannot be read as .npz", "write it anew"]),
-    "no y": (an_npz(x=[[1]], Y=[0]), {}, ['a.npz: there is no array "y"; the arrays are "x", "Y"']),
-    "no y_test": (an_npz(x=[[1]], y=[0], x_test=[[1]]), {}, ['there is no array "y_test"']),
+    "corrupt": (cut_short, {}, ["a.npz: cannot be read as .npz", "write it again"]),
+    "no y": (an_npz(x=[[1]], Y=[0]), {}, ['a.npz: no array "y"; the arrays are "x", "Y"']),
+    "no y_test": (an_npz(x=[[1]], y=[0], x_test=[[1]]), {}, ['no array "y_test"']),
     "stray array": (
         an_npz(x=[[1]], y=[0], x_val=[[1]]),
         {},
-        ['the array "x_val" has no meaning; keep only x, y'],
+        ['unknown array "x_val"; keep only x, y'],
     ),
     "objects": (
         an_npz(x=[[1]], y=np.array([{}], object)),
         {},
-        ['a.npz, array "y": it holds objects; store plain numbers or text'],
+        ['a.npz, array "y": it has Python objects; store plain numbers or text'],
     ),
-    "lengths": (an_npz(x=[[1], [2]], y=[0]), {}, ["a.npz: x has 2 rows, but y has 1; make"]),
-    "rank of x": (an_npz(x=[1, 2], y=[0, 1]), {}, ['a.npz, array "x": its shape is (2,); make it']),
+    "lengths": (an_npz(x=[[1], [2]], y=[0]), {}, ["a.npz: x has 2 rows, but y has 1; they must"]),
+    "rank of x": (an_npz(x=[1, 2], y=[0, 1]), {}, ['a.npz, array "x": its shape is (2,); use (']),
     "rank of y": (
         an_npz(x=[[1], [2]], y=[[0], [1]]),
         {},
-        ['a.npz, array "y": its shape is (2, 1); give one label a row, in the shape (2,)'],
+        ['a.npz, array "y": its shape is (2, 1); use one label per row, shape (2,)'],
     ),
     "no rows": (
         an_npz(x=np.zeros((0, 2)), y=np.zeros(0, int)),
         {},
-        ['a.npz, array "x": there are no rows; add some or remove the file'],
+        ['a.npz, array "x": no rows; add some or remove the file'],
     ),
     "array NaN": (
         an_npz(x=[[1, 2], [3, np.nan]], y=[0, 1]),
@@ -562,16 +562,16 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     "shapes": (
         two_shapes,
         {},
-        ["b.npz: inputs have the shape (4,), but (3,) in a.npz; make them alike"],
+        ["b.npz: inputs have shape (4,), but (3,) in a.npz; they must be equal"],
     ),
     "held out in one": (
         held_out_in_one,
         {},
-        ["b.npz: rows held out are not marked here, but are in a.npz; mark them in every file"],
+        ["b.npz: held-out rows are marked in a.npz, but not here; mark them in every file"],
     ),
     # The folder
     "empty folder": (lambda root: root.mkdir(), {}, ["in: the folder is empty; put one .npz"]),
-    "no folder": (lambda root: None, {}, ["in: there is no such folder; check the path"]),
+    "no folder": (lambda root: None, {}, ["in: no such folder; check the path"]),
     "a file": (
         lambda root: text(root, GOOD),
         {},
@@ -580,13 +580,13 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[st
     "stray file": (
         beside("notes.txt", ""),
         {},
-        ["notes.txt: is neither .npz nor .csv nor .parquet; move it elsewhere"],
+        ["notes.txt: is not an .npz, .csv or .parquet file; move it"],
     ),
-    "stray folder": (beside("more/b.csv", GOOD), {}, ["more: is a folder; move it elsewhere"]),
+    "stray folder": (beside("more/b.csv", GOOD), {}, ["more: is a folder; move it"]),
     "client twice": (
         beside("a.npz", GOOD),
         {},
-        ['a.npz: a.csv is of the same client "a"; remove one'],
+        ['a.npz: a.csv has the same client "a"; remove one'],
     ),
 }
 
@@ -613,7 +613,7 @@ def test_faults_of_a_folder_are_named(tmp_path: Path, fault: str) -> None:
             ['t.csv, row 3, column "site": the cell is empty'],
         ),
         ("t.csv", "u,sit,label\n1,a,0\n", ['no column "site"', 'did you mean "sit"?']),
-        ("t.txt", GOOD, ["t.txt: is neither .csv nor .parquet; write the table as one of these"]),
+        ("t.txt", GOOD, ["t.txt: is not a .csv or .parquet file; convert it"]),
         ("t.csv/t", GOOD, ['t.csv: is a folder; name a file, or use source = "folder"']),
         ("u.csv", GOOD, ["t.csv: no such file; check the path"]),
     ],

@@ -23,10 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfed.core.errors import DataError, FieldError
-from perfed.data import download as fetch
-from perfed.data import formats, published
+from perfed.data import published
 from perfed.data.dataset import Dataset
-from perfed.data.download import Form, PublishedFile, PublishedSet
+from perfed.data.published import cifar, download, formats, sets
+from perfed.data.published.download import FileFormat, PublishedFile, PublishedSet
+from perfed.data.published.text import _speeches
 from real_data import REAL, needs_real_data
 
 MNIST_TRAIN = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
@@ -184,17 +185,17 @@ DAMAGED_CRC[-8] ^= 0xFF
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (gzip.compress(FEW, mtime=0)[:-20], "gzip data are cut short"),
-        (gzip.compress(FEW, mtime=0)[:12], "gzip data are cut short"),
+        (gzip.compress(FEW, mtime=0)[:-20], "gzip data are truncated"),
+        (gzip.compress(FEW, mtime=0)[:12], "gzip data are truncated"),
         (bytes(DAMAGED_CRC), "gzip data are damaged .*CRC"),
         (gzip.compress(FEW, mtime=0) + b"more", "gzip data are damaged"),
-        (b"<!DOCTYPE html>", "no IDX file: it begins with 3c21444f"),
-        (b"", "no IDX file: it begins with nothing"),
-        (b"\0\0\x08", "no IDX file"),
-        (b"\0\0\x0d\x01" + FEW[4:], "type 0x0d are not read; known are 0x08 and 0x0c"),
-        (b"\0\0\x08\0" + FEW[4:], "names 0 axes"),
-        (b"\0\0\x08\xff" + b"\0\0\0\x01" * 255 + b"x", "names 255 axes"),
-        (FEW[:9], "names 3 axes and holds 1"),
+        (b"<!DOCTYPE html>", "not an IDX file: it begins with 3c21444f"),
+        (b"", "not an IDX file: it begins with nothing"),
+        (b"\0\0\x08", "not an IDX file"),
+        (b"\0\0\x0d\x01" + FEW[4:], "type 0x0d is not supported; use 0x08 or 0x0c"),
+        (b"\0\0\x08\0" + FEW[4:], "says 0 axes"),
+        (b"\0\0\x08\xff" + b"\0\0\0\x01" * 255 + b"x", "says 255 axes"),
+        (FEW[:9], "says 3 axes and has 1"),
         (FEW[:-1], "claims 200 bytes of values, the file has 199"),
         (FEW + b"x", "claims 200 bytes of values, the file has more"),
         (gzip.compress(FEW[:-1], mtime=0), "claims 200 bytes of values, the file has 199"),
@@ -239,7 +240,7 @@ def test_text_is_read_plain_or_gzipped(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(raw)
         assert formats.read_text(tmp_path / name) == "Où?\nIci."
     (tmp_path / "c").write_bytes(b"caf\xe9 au lait")
-    with pytest.raises(DataError, match=r"no UTF-8 text .* at byte 3"):
+    with pytest.raises(DataError, match=r"not UTF-8 text .* at byte 3"):
         formats.read_text(tmp_path / "c")
     with pytest.raises(DataError, match="longer than 5 bytes"):
         formats.read_text(tmp_path / "a", limit=5)
@@ -259,7 +260,7 @@ PICKLES = {
 
 @pytest.mark.parametrize("dump", PICKLES.values(), ids=PICKLES)
 def test_cifar_python_batches_are_read(dump: Callable[[Cifar], bytes]) -> None:
-    images, labels = formats.read_cifar_python(dump(BATCH), "a batch")
+    images, labels = cifar.read_python_batch(dump(BATCH), "a batch")
     np.testing.assert_array_equal(images, BATCH.images)
     np.testing.assert_array_equal(labels, BATCH.labels)
     assert images.dtype == labels.dtype == np.uint8
@@ -269,12 +270,12 @@ def test_cifar_python_batches_may_be_in_column_order() -> None:
     planes = np.asfortranarray(BATCH.planes)
     for protocol in (2, 4, 5):
         raw = pickle.dumps({"data": planes, "labels": BATCH.labels.tolist()}, protocol)
-        images, _ = formats.read_cifar_python(raw, "a batch")
+        images, _ = cifar.read_python_batch(raw, "a batch")
         np.testing.assert_array_equal(images, BATCH.images)
 
 
 def test_cifar_binary_batches_are_read() -> None:
-    images, labels = formats.read_cifar_binary(binary_batch(BATCH), "a batch")
+    images, labels = cifar.read_binary_batch(binary_batch(BATCH), "a batch")
     np.testing.assert_array_equal(images, BATCH.images)
     np.testing.assert_array_equal(labels, BATCH.labels)
 
@@ -282,14 +283,14 @@ def test_cifar_binary_batches_are_read() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "records of 3073 bytes, and this has 0"),
-        (binary_batch(BATCH)[:-1], "records of 3073 bytes, and this has 92,189"),
+        (b"", "records of 3073 bytes, and this has 0 bytes"),
+        (binary_batch(BATCH)[:-1], "records of 3073 bytes, and this has 92,189 bytes"),
         (bytes(3073) + b"\x0a" + bytes(3072), "label 10 of image 1 is not one of CIFAR-10's"),
     ],
 )
 def test_bad_cifar_binary_batches_are_refused(raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=f"batch_1.bin: .*{message}"):
-        formats.read_cifar_binary(raw, "batch_1.bin")
+        cifar.read_binary_batch(raw, "batch_1.bin")
 
 
 class Attack:
@@ -308,7 +309,7 @@ def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, pro
     raw = pickle.dumps({"data": Attack(f"touch '{ran}'"), "labels": []}, protocol)
     wrong = "system, which no CIFAR-10 batch needs" if protocol else "is not allowed"
     with pytest.raises(DataError, match=f"data_batch_1: .*{wrong}"):
-        formats.read_cifar_python(raw, "data_batch_1")
+        cifar.read_python_batch(raw, "data_batch_1")
     assert not ran.exists()
     # The attack is a real one.
     pickle.loads(raw)
@@ -318,12 +319,12 @@ def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, pro
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "no CIFAR-10 batch that can be read"),
-        (b"not a pickle", "no CIFAR-10 batch that can be read"),
-        (published_batch(BATCH)[:-100], "no CIFAR-10 batch that can be read"),
-        (b"\x80\x02cbuiltins\neval\nU\x011\x85R.", "asks for builtins.eval"),
-        (b"\x80\x02cnumpy\nfromfile\nU\x01x\x85R.", "asks for numpy.fromfile"),
-        (b"\x80\x02cnumpy\nndarray\nK\x01\x85R.", "makes an array in an odd way"),
+        (b"", "not a readable CIFAR-10 batch"),
+        (b"not a pickle", "not a readable CIFAR-10 batch"),
+        (published_batch(BATCH)[:-100], "not a readable CIFAR-10 batch"),
+        (b"\x80\x02cbuiltins\neval\nU\x011\x85R.", "names builtins.eval"),
+        (b"\x80\x02cnumpy\nfromfile\nU\x01x\x85R.", "names numpy.fromfile"),
+        (b"\x80\x02cnumpy\nndarray\nK\x01\x85R.", "creates an array in an unexpected way"),
         (b"\x80\x02cnumpy\nndarray\n)\x81.", "op NEWOBJ, which is not allowed"),
         (b"\x80\x02U\x04nameQ.", "op BINPERSID, which is not allowed"),
         (b"Pname\n.", "op PERSID, which is not allowed"),
@@ -332,18 +333,21 @@ def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, pro
         (b"(U\x01xios\nsystem\n.", "op INST, which is not allowed"),
         (b"\x80\x05\x97.", "op NEXT_BUFFER, which is not allowed"),
         (b"\x80\x02c_codecs\nencode\n}b.", "changes a function"),
-        (b"\x80\x02c_codecs\nencode\nU\x01xU\x03hex\x86R.", "encodes text in an odd way"),
-        (b"\x80\x02]r\xf0\xff\xff\xff.", "remembers more values than it has"),
-        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fx.", "no CIFAR-10 batch that can be read"),
-        (b"\x80\x02]q\x01h\x01a.", "holds no table"),
+        (b"\x80\x02c_codecs\nencode\nU\x01xU\x03hex\x86R.", "encodes text in an unexpected way"),
+        (b"\x80\x02]r\xf0\xff\xff\xff.", "memo index greater than its number of ops"),
+        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fx.", "not a readable CIFAR-10 batch"),
+        (b"\x80\x02]q\x01h\x01a.", "not a dictionary"),
         (pickle.dumps({"labels": []}, 2), "no array `data`"),
         (pickle.dumps({"data": b"x" * 3072, "labels": [1]}, 2), "no array `data`"),
-        (pickle.dumps({"data": BATCH.planes, "fine_labels": []}, 2), "30 `labels` and has none"),
-        (repickled(4)(Cifar(BATCH.images, BATCH.labels[:-1])), "30 `labels` and has 29"),
-        (published_batch(BATCH, rows=31), "shape is not that of its bytes"),
-        (published_batch(BATCH, dtype=b"O8"), "an array that is not of bytes"),
-        (pickle.dumps({"data": np.array([{}])}, 4), "an array that is not of bytes"),
-        (pickle.dumps({"data": BATCH.planes.astype(np.int32)}, 5), "an array that is not of bytes"),
+        (pickle.dumps({"data": BATCH.planes, "fine_labels": []}, 2), "30 `labels`, and has none"),
+        (repickled(4)(Cifar(BATCH.images, BATCH.labels[:-1])), "30 `labels`, and has 29"),
+        (published_batch(BATCH, rows=31), "shape does not fit its bytes"),
+        (published_batch(BATCH, dtype=b"O8"), "an array of another type than bytes"),
+        (pickle.dumps({"data": np.array([{}])}, 4), "an array of another type than bytes"),
+        (
+            pickle.dumps({"data": BATCH.planes.astype(np.int32)}, 5),
+            "an array of another type than bytes",
+        ),
         (pickle.dumps({"data": BATCH.images, "labels": []}, 4), r"shape \(30, 32, 32, 3\)"),
         (published_batch(BATCH, labels=b"](" + b"K\x0a" * 30 + b"e"), "whole numbers from 0 to 9"),
         (published_batch(BATCH, labels=b"](" + b"\x88" * 30 + b"e"), "whole numbers from 0 to 9"),
@@ -351,7 +355,7 @@ def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, pro
 )
 def test_bad_cifar_python_batches_are_refused(raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=f"data_batch_1: .*{message}"):
-        formats.read_cifar_python(raw, "data_batch_1")
+        cifar.read_python_batch(raw, "data_batch_1")
 
 
 @settings(max_examples=300, deadline=None)
@@ -370,7 +374,7 @@ def test_a_damaged_pickle_gives_a_batch_or_a_data_error(
     for place, value in changes:
         raw[ends[place % len(ends)] % len(raw)] = value
     try:
-        images, labels = formats.read_cifar_python(bytes(raw), "a batch")
+        images, labels = cifar.read_python_batch(bytes(raw), "a batch")
     except DataError:
         return
     assert images.shape == (len(labels), 32, 32, 3)
@@ -420,23 +424,23 @@ def test_bad_npz_archives_are_refused(tmp_path: Path) -> None:
             formats.read_npz(bad, ("x",))
 
     refused("cannot be read .No such file")
-    refused("no .npz archive, or a damaged one", b"plain text")
-    refused("no .npz archive, or a damaged one", b"")
-    refused("no .npz archive, or a damaged one", good[:-200])
-    refused("no .npz archive, or a damaged one .*CRC", good.replace(b"\x07\x01", b"\x08\x01"))
+    refused("not an .npz archive, or a damaged one", b"plain text")
+    refused("not an .npz archive, or a damaged one", b"")
+    refused("not an .npz archive, or a damaged one", good[:-200])
+    refused("not an .npz archive, or a damaged one .*CRC", good.replace(b"\x07\x01", b"\x08\x01"))
     npz(bad, z=np.zeros(1), y=np.zeros(1))
     refused('no array "x"; it has z, y')
     npz(bad, x=np.array([{"an": "object"}], object))
-    refused('array "x" holds Python objects, which are never loaded')
+    refused('array "x" has Python objects, which are never loaded')
     claiming(bad, (2**40,))
     refused('array "x" claims 1,099,511,627,776 bytes and has 138')
     claiming(bad, (11,))
-    refused("no .npz archive, or a damaged one")
+    refused("not an .npz archive, or a damaged one")
     claiming(bad, (9,))
     refused("has more bytes than it claims")
     with zipfile.ZipFile(bad, "w") as archive:
         archive.writestr("x.npy", b"no array")
-    refused("no .npz archive, or a damaged one")
+    refused("not an .npz archive, or a damaged one")
 
 
 def tar(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
@@ -466,19 +470,19 @@ def test_bad_tar_archives_are_refused(tmp_path: Path) -> None:
     tar(path, {"a/one": b"1"})
     refused("the archive has no two")
     tar(path, {"a/one": b"1", "b/one": b"1", "two": b"2"})
-    refused("holds one twice")
+    refused("has one twice")
     tar(path, {"one": bytes(2**16 + 1)})
-    refused("one in it is of 65,537 bytes")
+    refused("one in it has 65,537 bytes")
     tar(path, {"bulk": bytes(2**21), "one": b"1", "two": b"2"})
-    refused("holds far more than it should")
+    refused("has far more bytes than it should")
     path.write_bytes(b"no archive" * 100)
-    refused("no whole tar archive")
+    refused("not a complete tar archive")
     tar(path, {"one": os.urandom(2**16)})
     path.write_bytes(path.read_bytes()[:3000])
-    refused("cut short")
+    refused("truncated")
     tar(path, {"one": b"1" * 5000}, "w")
     path.write_bytes(path.read_bytes()[:3000])
-    refused("no whole tar archive")
+    refused("not a complete tar archive")
     with tarfile.open(path, "w") as archive:
         link = tarfile.TarInfo("one")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
@@ -515,7 +519,7 @@ def test_a_damaged_archive_gives_its_contents_or_a_data_error(
 def test_files_longer_than_they_should_be_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(bytes(11))
     assert len(formats.read_bytes(tmp_path / "batch", 11)) == 11
-    with pytest.raises(DataError, match="batch: it is of 11 bytes, more than 10"):
+    with pytest.raises(DataError, match="batch: it has 11 bytes, and the limit is 10"):
         formats.read_bytes(tmp_path / "batch", 10)
     with pytest.raises(DataError, match="gone: it cannot be read"):
         formats.read_bytes(tmp_path / "gone", 10)
@@ -571,7 +575,8 @@ def small_set(url: str = NOWHERE, checksum: str | None = None) -> PublishedSet:
     names = ("a.gz", "b.gz")
     downloaded = tuple(PublishedFile(n, folders, f"{url}/at/{n}", checksum) for n in names)
     return PublishedSet(
-        "Small", (Form("npz", (PublishedFile("small.npz", folders),)), Form("gz", downloaded))
+        "Small",
+        (FileFormat("npz", (PublishedFile("small.npz", folders),)), FileFormat("gz", downloaded)),
     )
 
 
@@ -586,14 +591,14 @@ def test_downloads_are_kept_and_not_fetched_twice(
     wanted = small_set(web.address)
     for name in ("a.gz", "b.gz"):
         web.serve(f"/at/{name}", GOOD)
-    assert fetch.available([wanted]) == "needs a download"
+    assert download.describe_location([wanted]) == "needs a download"
     for _ in range(2):
-        located = fetch.locate(wanted)
+        located = download.locate(wanted)
         assert located.kind == "gz"
         assert [path.read_bytes() for path in located.paths] == [GOOD, GOOD]
     assert web.asked == ["/at/a.gz", "/at/b.gz"]
     assert files_in(own_cache) == ["small/a.gz", "small/b.gz"]
-    assert fetch.available([wanted]) == "in the cache"
+    assert download.describe_location([wanted]) == "in the cache"
 
 
 def test_a_mirror_is_laid_out_as_the_cache_is(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,16 +607,16 @@ def test_a_mirror_is_laid_out_as_the_cache_is(web: Web, monkeypatch: pytest.Monk
         assert small_set().download.files[0].address == base.rstrip("/") + "/small/a.gz"
     for name in ("a.gz", "b.gz"):
         web.serve(f"/deep/small/{name}", GOOD)
-    fetch.locate(small_set())
+    download.locate(small_set())
     assert web.asked == ["/deep/small/a.gz", "/deep/small/b.gz"]
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((200, b"something else", None), "is not the published file, and was not kept"),
+        ((200, b"something else", None), "is not the published one, and was deleted"),
         ((200, GOOD[:-5], len(GOOD)), "IncompleteRead"),
-        ((200, GOOD[:-5], None), "is not the published file, and was not kept"),
+        ((200, GOOD[:-5], None), "is not the published one, and was deleted"),
         ((404, b"", None), "the server answered 404 Not Found"),
         ((500, GOOD, None), "the server answered 500"),
     ],
@@ -628,7 +633,7 @@ def test_a_failed_download_leaves_nothing(
     status, body, length = answer
     web.serve("/small/a.gz", body, status, length)
     with pytest.raises(DataError, match=f"tried: {web.address}/small/a.gz: .*{message}"):
-        fetch.locate(small_set())
+        download.locate(small_set())
     assert web.asked == ["/small/a.gz"]
     assert [*own_cache.rglob("*")] == []
 
@@ -639,9 +644,9 @@ def test_md5_checksums_are_checked_too(
     monkeypatch.setenv("PERFED_MIRROR", web.address)
     for name in ("a.gz", "b.gz"):
         web.serve(f"/small/{name}", GOOD)
-    with pytest.raises(DataError, match="is not the published file"):
-        fetch.locate(small_set(checksum="md5:" + "0" * 32))
-    fetch.locate(small_set(checksum="md5:" + hashlib.md5(GOOD).hexdigest()))
+    with pytest.raises(DataError, match="is not the published one"):
+        download.locate(small_set(checksum="md5:" + "0" * 32))
+    download.locate(small_set(checksum="md5:" + hashlib.md5(GOOD).hexdigest()))
     assert files_in(own_cache) == ["small/a.gz", "small/b.gz"]
 
 
@@ -649,26 +654,26 @@ def test_without_network_the_error_says_all(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError) as unset:
-        fetch.locate(small_set())
+        download.locate(small_set())
     monkeypatch.setenv("PERFED_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(DataError) as gone:
-        fetch.locate(small_set())
+        download.locate(small_set())
     mine = tmp_path / "mine"
     (mine / "Small" / "raw").mkdir(parents=True)
     (mine / "Small" / "raw" / "a").write_bytes(b"x")
     monkeypatch.setenv("PERFED_DATA", str(mine))
     with pytest.raises(DataError) as partial:
-        fetch.locate(small_set())
+        download.locate(small_set())
     for error in (unset, gone, partial):
         for part in (
             "Small is not on this machine, and the download failed",
             f"looked in: {own_cache} (the cache)",
             "Connection refused",
-            "name it as `root` under [data] or in the environment variable PERFED_DATA",
-            "These will do as well: small.npz.",
+            "set data.root or the environment variable PERFED_DATA to it",
+            "Other files that can be used: small.npz.",
         ):
             assert part in str(error.value)
-    assert "the folder that PERFED_DATA names (it is not set)" in str(unset.value)
+    assert "the folder in PERFED_DATA (not set)" in str(unset.value)
     assert "missing: a.gz, b.gz" in str(unset.value)
     assert f"tried: {NOWHERE}/small/a.gz" in str(unset.value)
     assert f"{tmp_path / 'nowhere'} (PERFED_DATA, which does not exist)" in str(gone.value)
@@ -682,7 +687,7 @@ def test_a_mirror_that_is_no_address_is_a_data_error(
 ) -> None:
     monkeypatch.setenv("PERFED_MIRROR", mirror)
     with pytest.raises(DataError, match=f"tried: {mirror[:5]}"):
-        fetch.locate(small_set())
+        download.locate(small_set())
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(
@@ -691,11 +696,13 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
     (own_cache / "small").mkdir(parents=True)
     (own_cache / "small" / "a.gz").write_bytes(GOOD[:-1])
     (own_cache / "small" / "b.gz").write_bytes(GOOD)
-    with pytest.raises(DataError, match=r"damaged: .*small/a.gz has not the published checksum"):
-        fetch.locate(small_set())
+    with pytest.raises(
+        DataError, match=r"damaged: .*small/a.gz does not have the published checksum"
+    ):
+        download.locate(small_set())
     monkeypatch.setenv("PERFED_MIRROR", web.address)
     web.serve("/small/a.gz", GOOD)
-    fetch.locate(small_set())
+    download.locate(small_set())
     assert web.asked == ["/small/a.gz"]
     assert (own_cache / "small" / "a.gz").read_bytes() == GOOD
 
@@ -703,7 +710,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
 def test_a_cache_that_cannot_be_written_is_a_data_error(tmp_path: Path, own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
     with pytest.raises(DataError, match="the download failed"):
-        fetch.locate(small_set())
+        download.locate(small_set())
 
 
 @pytest.mark.parametrize("place", ["small", "Small/raw", "."])
@@ -715,15 +722,17 @@ def test_a_folder_is_searched_with_its_subfolders(
     (mine / place).mkdir(parents=True)
     for name in names:
         (mine / place / name).write_bytes(b"x")
-    expected = fetch.Located("gz", tuple(mine / place / name for name in names))
-    assert fetch.locate(small_set(), str(mine)) == expected
-    assert fetch.available([small_set()]) == "needs a download"
+    expected = download.LocatedFiles("gz", tuple(mine / place / name for name in names))
+    assert download.locate(small_set(), str(mine)) == expected
+    assert download.describe_location([small_set()]) == "needs a download"
     monkeypatch.setenv("PERFED_DATA", str(mine))
-    assert fetch.locate(small_set()) == expected
-    assert fetch.available([small_set()]) == "in PERFED_DATA"
+    assert download.locate(small_set()) == expected
+    assert download.describe_location([small_set()]) == "in PERFED_DATA"
     # The form that comes first is the one taken.
     (mine / place / "small.npz").write_bytes(b"x")
-    assert fetch.locate(small_set()) == fetch.Located("npz", (mine / place / "small.npz",))
+    assert download.locate(small_set()) == download.LocatedFiles(
+        "npz", (mine / place / "small.npz",)
+    )
 
 
 def test_a_root_is_the_only_place_looked_at(
@@ -736,16 +745,16 @@ def test_a_root_is_the_only_place_looked_at(
             (folder / "small" / name).write_bytes(b"x")
     monkeypatch.setenv("PERFED_DATA", str(other))
     with pytest.raises(DataError) as error:
-        fetch.locate(small_set(), str(mine))
+        download.locate(small_set(), str(mine))
     assert str(error.value) == (
-        f"Small is not in {mine}, the root that was asked for. Put there one of these sets of "
+        f"Small is not in {mine}, which is data.root. Put there one of these sets of "
         f"files:\n  small.npz\n    into {mine}/small or {mine}/Small/raw or {mine}\n"
         f"  b.gz (or unpacked)\n    into {mine}/small or {mine}/Small/raw or {mine}"
     )
     with pytest.raises(DataError, match=r"root = '.*nowhere': there is no such folder"):
-        fetch.locate(small_set(), str(tmp_path / "nowhere"))
+        download.locate(small_set(), str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="there is no such folder"):
-        fetch.locate(small_set(), str(mine / "small" / "a.gz"))
+        download.locate(small_set(), str(mine / "small" / "a.gz"))
 
 
 def test_a_bar_is_shown_on_a_terminal_only(
@@ -761,7 +770,7 @@ def test_a_bar_is_shown_on_a_terminal_only(
         monkeypatch.setattr("sys.stderr", screen)
         # The second file is not there: a bar must go away after a failure too.
         with pytest.raises(DataError, match="404"):
-            fetch.locate(small_set())
+            download.locate(small_set())
         assert ("a.gz" in screen.getvalue()) is shown
         (own_cache / "small" / "a.gz").unlink()
 
@@ -772,14 +781,14 @@ def test_where_sources_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {published.available(name) for name in published.NEEDS if name != "digits"} == {
         "needs a download"
     }
-    cached = published.MNIST_WRITERS.download.files
-    for file in (*cached, *published.SHAKESPEARE.download.files):
+    cached = sets.MNIST_WRITERS.download.files
+    for file in (*cached, *sets.SHAKESPEARE.download.files):
         file.cached.parent.mkdir(parents=True, exist_ok=True)
         file.cached.write_bytes(b"x")
     assert published.available("shakespeare") == "in the cache"
     assert published.available("mnist-writers") == "needs a download"
     (tmp_path / "mnist").mkdir()
-    for file in published.MNIST.download.files:
+    for file in sets.MNIST.download.files:
         (tmp_path / "mnist" / file.name).write_bytes(b"x")
     monkeypatch.setenv("PERFED_DATA", str(tmp_path))
     assert published.available("mnist") == "in PERFED_DATA"
@@ -825,7 +834,7 @@ def test_some_classes_can_be_chosen(made_up_mnist: Path) -> None:
 @pytest.mark.parametrize(
     ("only", "message"),
     [
-        ((1, 1), "each class may be named once"),
+        ((1, 1), "must not have a class twice"),
         ((1, 10), "whole numbers from 0 to 9"),
         ((-1, 1), "whole numbers from 0 to 9"),
         ((0, True), "whole numbers from 0 to 9"),
@@ -873,14 +882,14 @@ def test_bad_sets_of_mnist_files_are_refused(tmp_path: Path, made_up_mnist: Path
         path.symlink_to(raw / path.name)
 
     good = labels_of(MNIST_TEST)
-    message = f"{images} has 10000 images and {labels} 9999 labels"
+    message = f"{images} has 10000 images, and {labels} 9999 labels"
     refused(labels, good[:-1], message)
-    refused(labels, good.astype(np.int32), "labels are of shape .10000,. and type int32")
-    refused(labels, good[:, None], r"labels are of shape \(10000, 1\)")
+    refused(labels, good.astype(np.int32), "labels have shape .10000,. and type int32")
+    refused(labels, good[:, None], r"labels have shape \(10000, 1\)")
     high = good.copy()
     high[0] = 10
     refused(labels, high, "these are not MNIST's labels")
-    refused(images, np.zeros((10_000, 28, 27), np.uint8), r"images are of shape \(10000, 28, 27\)")
+    refused(images, np.zeros((10_000, 28, 27), np.uint8), r"images have shape \(10000, 28, 27\)")
 
 
 @pytest.fixture(scope="module")
@@ -931,7 +940,7 @@ def test_cifar10_is_the_same_from_each_of_its_forms(
 ) -> None:
     write_cifar(roomy, made_up_cifar, form)
     pool = published.cifar10(str(roomy))
-    assert fetch.locate(published.CIFAR10, str(roomy)).kind == form
+    assert download.locate(sets.CIFAR10, str(roomy)).kind == form
     np.testing.assert_array_equal(pool.x, made_up_cifar.images)
     np.testing.assert_array_equal(pool.y, made_up_cifar.labels)
     np.testing.assert_array_equal(pool.test, np.arange(60_000) >= 50_000)
@@ -955,7 +964,7 @@ def test_bad_sets_of_cifar10_files_are_refused(roomy: Path, made_up_cifar: Cifar
     refused(good[: 3073 * 9999], "data_batch_3.bin: the batch has 9999 images")
     refused(good[:-1], "data_batch_3.bin: .* records of 3073 bytes")
     refused(b"\x01" + good[1:], "these are not CIFAR-10's labels: there are 4999 5001 5000")
-    refused(bytes(2**26 + 1), "data_batch_3.bin: it is of 67,108,865 bytes")
+    refused(bytes(2**26 + 1), "data_batch_3.bin: it has 67,108,865 bytes")
     batch.unlink()
     with pytest.raises(DataError, match=r"  data_batch_3.bin\n    into"):
         published.cifar10(str(roomy))
@@ -964,7 +973,7 @@ def test_bad_sets_of_cifar10_files_are_refused(roomy: Path, made_up_cifar: Cifar
         published.cifar10(str(roomy))
     train = npz(roomy / "cifar10_train.npz", images=np.zeros((3, 32, 32, 3), np.uint8))
     npz(roomy / "cifar10_test.npz", images=np.zeros((3, 32, 32, 3), np.uint8))
-    with pytest.raises(DataError, match=f"{train}: images are of shape"):
+    with pytest.raises(DataError, match=f"{train}: images have shape"):
         published.cifar10(str(roomy))
 
 
@@ -1012,7 +1021,7 @@ def test_bad_lists_of_writers_are_refused(tmp_path: Path, made_up_mnist: Path) -
     train, test = made_up_writers()
     path = tmp_path / "mnist_writers.npz"
     npz(path, train_writer=train, test_writer=test[:-1])
-    with pytest.raises(DataError, match=r"test_writer are of shape \(9999,\)"):
+    with pytest.raises(DataError, match=r"test_writer have shape \(9999,\)"):
         published.mnist_writers(str(tmp_path))
     npz(path, train_writer=train, test_writer=test * 0)
     with pytest.raises(DataError, match="not MNIST's writers: there are 539, and MNIST has 836"):
@@ -1021,7 +1030,7 @@ def test_bad_lists_of_writers_are_refused(tmp_path: Path, made_up_mnist: Path) -
     labels = np.concatenate([labels_of(MNIST_TRAIN), labels_of(MNIST_TEST)])
     labels[:5] = (labels[:5] + 1) % 10
     write_qmnist(tmp_path, labels, (train, test))
-    message = "qmnist-train-labels-idx2-int.gz: 5 of its 60000 classes are not those of MNIST's"
+    message = "qmnist-train-labels-idx2-int.gz: 5 of its 60000 classes differ from MNIST's"
     with pytest.raises(DataError, match=message):
         published.mnist_writers(str(tmp_path))
 
@@ -1099,10 +1108,10 @@ def test_strides_leave_windows_out(tmp_path: Path) -> None:
         ({"context": 0}, "context = 0: must be a whole number"),
         ({"stride": 0}, "stride = 0: must be a whole number"),
         ({"min_characters": 0}, "min_characters = 0: must be a whole number"),
-        ({}, "min_characters = 1000: no role says as much; the longest of the 3 has 42 characters"),
+        ({}, "min_characters = 1000: no role has as many; the longest of the 3 has 42"),
         (
             {"context": 16, "min_characters": 1},
-            r"min_characters = 1: 1 of 2 roles say too little for 4 examples of 16 characters and "
+            r"min_characters = 1: 1 of 2 roles are too short for 4 examples of 16 characters and "
             r"a gap of 16 \(CORDELIA has 34 characters\); .* it must be at least 36",
         ),
         (
@@ -1137,10 +1146,10 @@ def test_the_length_asked_for_is_enough_and_no_more(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Once upon a time\nthere was", "a block begins 'Once upon a time'"),
-        ("A:\nhello\n\nno speaker here", "a block begins 'no speaker here'"),
-        ("", "a block begins ''"),
-        (":\nhello", "a block begins ':'"),
+        ("Once upon a time\nthere was", "a block begins with 'Once upon a time'"),
+        ("A:\nhello\n\nno speaker here", "a block begins with 'no speaker here'"),
+        ("", "a block begins with ''"),
+        (":\nhello", "a block begins with ':'"),
         ("A:\n" + "".join(map(chr, range(0x100, 0x300))), "515 different characters, and 256"),
     ],
 )
@@ -1172,7 +1181,7 @@ def test_real_mnist_comes_by_download_too(
 ) -> None:
     """With the checksums and names that the package has for it."""
     monkeypatch.setenv("PERFED_MIRROR", web.address)
-    names = [file.name for file in published.MNIST.download.files]
+    names = [file.name for file in sets.MNIST.download.files]
     for name in names:
         web.serve(f"/mnist/{name}", (REAL / "mnist" / name).read_bytes())
     text = formats.read_text(REAL / "shakespeare" / "tinyshakespeare.txt.gz")
@@ -1212,12 +1221,12 @@ def test_real_cifar10() -> None:
     means = pool.x[:50_000].mean(axis=(0, 1, 2))
     np.testing.assert_allclose(means, [125.307, 122.950, 113.865], atol=1e-3)
     # Written out as it is published, it reads the same.
-    cifar = Cifar(pool.x, pool.y.astype(np.uint8))
-    for name, batch in cifar_batches(cifar).items():
+    whole = Cifar(pool.x, pool.y.astype(np.uint8))
+    for name, batch in cifar_batches(whole).items():
         if name in ("data_batch_2", "test_batch"):
             for images, labels in (
-                formats.read_cifar_python(published_batch(batch), name),
-                formats.read_cifar_binary(binary_batch(batch), name),
+                cifar.read_python_batch(published_batch(batch), name),
+                cifar.read_binary_batch(binary_batch(batch), name),
             ):
                 np.testing.assert_array_equal(images, batch.images)
                 np.testing.assert_array_equal(labels, batch.labels)
@@ -1250,7 +1259,7 @@ def test_real_shakespeare() -> None:
     with pytest.raises(FieldError, match=r"67 of 299 roles .* it must be at least 164"):
         published.shakespeare(str(REAL), min_characters=1)
     path = REAL / "shakespeare" / "tinyshakespeare.txt.gz"
-    assert len(published._speeches(formats.read_text(path), path)) == 309
+    assert len(_speeches(formats.read_text(path), path)) == 309
     assert len(published.shakespeare(str(REAL), min_characters=164).names or ()) == 299 - 67
 
 

@@ -54,7 +54,7 @@ def uneven() -> Federation:
             parts.append((x.astype(np.float32), y))
         return parts
 
-    return Federation.of(side(), side(), classes=CLASSES)
+    return Federation.from_arrays(side(), side(), classes=CLASSES)
 
 
 def references(data: Federation, l2: float) -> list[reference.Client]:

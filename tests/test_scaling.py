@@ -185,7 +185,7 @@ def test_squared_loss_of_one_full_batch_step() -> None:
 def test_targets_that_are_all_alike_have_no_r2() -> None:
     x = RNG.normal(size=(8, 2)).astype(np.float32)
     flat, varied = np.full(8, 2.5, np.float32), x[:, 0]
-    data = Federation.of([(x, flat), (x, varied)], [(x, flat), (x, varied)])
+    data = Federation.from_arrays([(x, flat), (x, varied)], [(x, flat), (x, varied)])
     result = simulate(data, MLR(2, 1), FedAvg(lr=0.1), rounds=1, cohort=2)
     scores = result.scores["global"]
     assert np.isnan(scores.values["r2"]).tolist() == [True, False]
@@ -194,7 +194,7 @@ def test_targets_that_are_all_alike_have_no_r2() -> None:
 
 def test_a_model_for_classes_is_refused_for_a_regression() -> None:
     x = np.ones((4, 2), np.float32)
-    data = Federation.of([(x, x[:, 0])], [(x, x[:, 0])])
+    data = Federation.from_arrays([(x, x[:, 0])], [(x, x[:, 0])])
     with pytest.raises(FieldError, match=r"outputs of shape \(3,\), but the data are a regression"):
         simulate(data, MLR(2, 3), FedAvg(), rounds=1, cohort=1)
 

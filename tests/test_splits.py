@@ -21,9 +21,9 @@ from perfed.data.splits import (
     QuantitySplit,
     ShardSplit,
     Split,
-    alike,
-    held_out,
+    hold_out_mask,
     label_counts,
+    proportional_counts,
 )
 from real_data import REAL, needs_real_data
 
@@ -61,9 +61,9 @@ def test_a_split_larger_than_the_data_is_refused_with_the_numbers() -> None:
         load("digits", clients=20, a=200)
     with pytest.raises(FieldError, match="clients = 7: must be even for the Per-FedAvg split"):
         load("digits", clients=7)
-    with pytest.raises(DataError, match="ask for fewer clients"):
+    with pytest.raises(DataError, match="use fewer clients"):
         load("digits", clients=400)
-    with pytest.raises(DataError, match="1797 examples cannot give each of 1000 clients"):
+    with pytest.raises(DataError, match="1797 examples are too few for 1000 clients"):
         load("digits", clients=1000, split="dirichlet")
 
 
@@ -108,7 +108,7 @@ def test_held_out_parts(labels: list[int], groups: int, fraction: float, seed: i
     """Each group gives its fraction, to the nearest row, evenly over labels; never all of it."""
     y = np.array(labels)
     owner = np.arange(len(y)) % groups
-    out = held_out(y, owner, fraction, np.random.default_rng(seed))
+    out = hold_out_mask(y, owner, fraction, np.random.default_rng(seed))
     for g in range(min(groups, len(y))):
         n, held = int((owner == g).sum()), int(out[owner == g].sum())
         if n >= 2:
@@ -129,7 +129,7 @@ def test_held_out_parts(labels: list[int], groups: int, fraction: float, seed: i
         ({"split": "iid", "a": 2}, "a"),
         ({"split": "iid", "examples": 2000}, "examples"),
         ({"split": "pfedme", "labels_per_client": 11}, "labels_per_client"),
-        ({"split": "shards", "shards": 0}, "shards"),
+        ({"split": "shards", "shards_per_client": 0}, "shards_per_client"),
         ({"test_from": "train"}, "test_from"),
         ({"standardize": "log"}, "standardize"),
         ({"standardize_target": True}, "standardize_target"),
@@ -231,7 +231,7 @@ def test_iid_shuffles() -> None:
     [s for s in LABEL_SPLITS if s not in (PFedMeSplit(3, 1), IIDSplit(3, 20))],
     ids=str,
 )
-def test_rows_of_a_class_are_dealt_at_random(split: Split) -> None:
+def test_rows_of_a_class_are_assigned_at_random(split: Split) -> None:
     """Not in the order of the file, and otherwise with another seed."""
     rows = sorted_rows(classes=4, each=300)
     a, b = (split.assign(rows, np.random.default_rng(seed)).owner for seed in (0, 1))
@@ -260,7 +260,7 @@ def test_quantity_skew_follows_its_concentration() -> None:
     np.testing.assert_allclose(mixture, 0.1, atol=0.05)
 
 
-def test_shards_are_dealt_at_random() -> None:
+def test_shards_are_assigned_at_random() -> None:
     """A client's shards seldom touch each other; each holds one label or two."""
     counts = dealt(ShardSplit(10, 2), sorted_rows())
     assert np.count_nonzero(counts, axis=1).max() <= 4
@@ -298,7 +298,7 @@ def test_own_test_rows_are_never_trained_on() -> None:
         data = pool.federation(split)
         assert marks[data.test.x[:, 0]].all()
         assert not marks[data.train.x[:, 0]].any()
-    with pytest.raises(FieldError, match="the set has test rows of its own"):
+    with pytest.raises(FieldError, match="the data have test rows of their own"):
         pool.federation(IIDSplit(4), test_fraction=0.1)
     with pytest.raises(FieldError, match="no test rows of their own"):
         natural_pool().federation(NaturalSplit(min_examples=2), test_from="test-set")
@@ -366,11 +366,11 @@ def test_impossible_requests_are_refused_at_once() -> None:
     ):
         with pytest.raises(DataError, match=r"\d+ (examples|pieces)"):
             pool.federation(split)
-    with pytest.raises(DataError, match="name no clients of their own"):
+    with pytest.raises(DataError, match="these data have no natural clients"):
         pool.federation(NaturalSplit())
     regression = Dataset(np.zeros((10, 1)), np.ones(10, np.float32), None)
     assert regression.federation(IIDSplit(2)).labels is None
-    with pytest.raises(DataError, match="goes by class, and these data are a regression"):
+    with pytest.raises(DataError, match="needs classes, and these data are a regression"):
         regression.federation(DirichletSplit(2))
 
 
@@ -419,13 +419,13 @@ def test_windows_of_a_text_share_nothing() -> None:
         assert data.train.client(i)[0][:, 0].tolist() == list(range(n - held - 5))
     with pytest.raises(DataError, match='use split = "natural"'):
         pool.federation(IIDSplit(2))
-    with pytest.raises(FieldError, match="symbols of a text, which have no scale"):
+    with pytest.raises(FieldError, match="characters of texts, which are not scaled"):
         pool.federation(NaturalSplit(), standardize="feature")
 
 
-def test_alike_fits_and_keeps_proportions() -> None:
+def test_proportional_counts_fit_and_keep_proportions() -> None:
     counts = np.array([[196, 196, 0], [98, 0, 392]])
-    scaled = alike(counts, np.array([53, 40, 100]), np.random.default_rng(0))
+    scaled = proportional_counts(counts, np.array([53, 40, 100]), np.random.default_rng(0))
     assert (scaled.sum(axis=0) <= [53, 40, 100]).all()
     np.testing.assert_allclose(scaled / 0.18, counts, atol=6)
 
@@ -511,7 +511,7 @@ def test_rows_as_published_overlap_and_say_so() -> None:
             load("digits", split="pfedme", **{"overlap": "as-published"} | wrong)
     for y in (np.arange(30) % 3, np.arange(40) % 10):
         pool = Dataset(np.zeros((len(y), 2)), y, tuple("abcdefghij"[: y.max() + 1]))
-        with pytest.raises(DataError, match="as-published"):
+        with pytest.raises(DataError, match=r"needs 10 classes|class of 4 examples into 4 pieces"):
             pool.federation(PFedMeSplit(overlap="as-published"))
 
 

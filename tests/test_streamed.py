@@ -438,12 +438,12 @@ def test_rows_beyond_what_32_bits_count() -> None:
         def __len__(self) -> int:
             return 3 * 2**30
 
-    flat = FlatExamples.joined(Long(), Long(), sizes)
+    flat = FlatExamples.from_rows(Long(), Long(), sizes)
     assert flat.start.tolist() == [0, 2**30, 2**31]
 
 
 def test_a_federation_of_some_clients(on_disk: Federation) -> None:
-    some = on_disk.some(np.array([7, 2]))
+    some = on_disk.select(np.array([7, 2]))
     assert some.names == ("7", "2")
     for part, whole in ((some.train, on_disk.train), (some.test, on_disk.test)):
         for i, j in ((0, 7), (1, 2)):

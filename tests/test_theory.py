@@ -168,7 +168,7 @@ def test_lanczos_finds_the_ends_of_a_spectrum() -> None:
 def test_a_network_has_negative_curvature_and_constants_of_two_models_join() -> None:
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, 3, n)) for n in (9, 30)]
-    data = Federation.of(parts, parts)
+    data = Federation.from_arrays(parts, parts)
     engine = Vectorized(Experiment(data, Task(MLP(5, 3, (6,))), PerFedAvg(), 2, 0))
     first = measure(engine, effort=FULL)
     later = measure(engine, jax.tree.map(lambda leaf: 3 * leaf, engine.init().params), FULL)
@@ -193,7 +193,7 @@ def discrete(seed: int = 0) -> Federation:
     for n in (10, 20, 8, 30):
         rows = rng.choice(6, n, p=rng.dirichlet(np.ones(6)))
         parts.append((x[rows], y[rows]))
-    return Federation.of(parts, parts)
+    return Federation.from_arrays(parts, parts)
 
 
 @pytest.mark.parametrize("seed", [0, slow(1)])
@@ -373,7 +373,7 @@ def controlled(noise: float = 1.0) -> tuple[Federation, np.ndarray, np.ndarray]:
         y = (x @ center + noise * rng.normal(size=len(x))).astype(np.float32)
         centers.append(y.reshape(8, 8).mean(axis=0))
         parts.append((x, y))
-    return Federation.of(parts, parts), np.array(centers), np.mean(centers, axis=0)
+    return Federation.from_arrays(parts, parts), np.array(centers), np.mean(centers, axis=0)
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from perfed.data import FlatExamples
 def build(x: common.Floats, y: common.Labels) -> common.Contestant:
     """The vectorized engine; N rounds are one call, as in a run."""
     sizes = [common.SIZE] * common.CLIENTS
-    train = FlatExamples.joined(x.reshape(-1, common.SIZES[0]), y.reshape(-1), sizes)
+    train = FlatExamples.from_rows(x.reshape(-1, common.SIZES[0]), y.reshape(-1), sizes)
     # Nothing is evaluated: what is held out is never looked at.
-    data = Federation.made(train, train, classes=common.SIZES[-1])
+    data = Federation.from_examples(train, train, classes=common.SIZES[-1])
     method = FedAvg(lr=common.RATE, tau=common.TAU, batch=common.BATCH)
     model = MLP(common.SIZES[0], common.SIZES[-1], common.SIZES[1:-1], "elu")
     engine = Vectorized(Experiment(data, Task(model), method, common.COHORT))

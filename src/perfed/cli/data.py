@@ -65,9 +65,9 @@ def store_command(
 def list_command() -> None:
     """List the sources and the splits, and which sources can be used here at once."""
     with errors_shown():
-        from perfed.data.catalog import sources_listed, splits_listed
+        from perfed.data.catalog import list_sources, list_splits
         from perfed.report.tables import catalog_table
 
-        out.print(catalog_table(sources_listed(), "Sources"))
-        out.print(catalog_table(splits_listed(), "Splits"))
+        out.print(catalog_table(list_sources(), "Sources"))
+        out.print(catalog_table(list_splits(), "Splits"))
         out.print("Folders that are searched: \\[data] root, then $PERFED_DATA, then the cache.")

@@ -2,7 +2,8 @@
 
 from perfed.data.catalog import SOURCES, data_settings, load, prepare
 from perfed.data.dataset import Dataset
-from perfed.data.federation import Federation, FlatExamples
+from perfed.data.examples import FlatExamples
+from perfed.data.federation import Federation
 from perfed.data.scaling import Scaling
 from perfed.data.splits import SPLITS
 from perfed.data.stored import FederationWriter, store

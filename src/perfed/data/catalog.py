@@ -1,4 +1,4 @@
-"""All sources and splits by name, and the settings each of them takes."""
+"""Sources and splits by name, and their settings."""
 
 import inspect
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from perfed.data.synthetic import synthetic
 
 @final
 class Source(NamedTuple):
-    """A place data come from.
+    """A source of data.
 
     Attributes:
-        make: gives its clients (a `Federation`), or its rows (a `Dataset`) for a split to deal out.
-        split: how its rows are dealt out unless one asks otherwise; None: it makes its own clients.
+        make: returns a `Federation`, or a `Dataset` for a split.
+        split: the name of the default split; None: `make` returns a `Federation`.
     """
 
     make: Callable[..., Federation] | Callable[..., Dataset]
@@ -57,48 +57,47 @@ class Setting(NamedTuple):
 
 
 def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
-    """The settings a function or class takes, from its own signature."""
+    """The settings of a function or class, from its signature."""
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     parameters = inspect.signature(target).parameters.values()
     return {p.name: Setting(hints[p.name], p.default) for p in parameters if p.name != "self"}
 
 
-# What a source, a split and the way from one to the other take.
-_DEALING = settings_of(Dataset.federation)
-_DEALING.pop("split")
+_FEDERATION = settings_of(Dataset.federation)
+_FEDERATION.pop("split")
 
 
 def data_settings(source: str, split: str | None) -> dict[str, Setting]:
     """The settings of `[data]` for a source and a split."""
     own = settings_of(SOURCES[source].make)
-    return own if split is None else own | settings_of(SPLITS[split]) | _DEALING
+    return own if split is None else own | settings_of(SPLITS[split]) | _FEDERATION
 
 
 def prepare(source: str, **settings: Any) -> Callable[[], Federation]:
-    """Check the settings of a source and its split at once; the data are read when called.
+    """Check the settings of a source and its split now; calling the result reads the data.
 
     Args:
         source: one of `SOURCES`.
-        settings: `split`, and whatever the source and the split take (`data_settings`).
+        settings: `split`, and the settings of the source and the split (`data_settings`).
     """
     require_choice("source", source, tuple(SOURCES))
-    make, usual = SOURCES[source]
-    if usual is None:
+    make, default = SOURCES[source]
+    if default is None:
         _require_known(source, settings, data_settings(source, None))
         return lambda: make(**settings)  # type: ignore[return-value]
-    name = settings.pop("split", usual)
+    name = settings.pop("split", default)
     require_choice("split", name, tuple(SPLITS))
     _require_known(f"{source}, split {name}", settings, data_settings(source, name))
 
-    def chosen(target: dict[str, Setting]) -> dict[str, Any]:
+    def select(target: dict[str, Setting]) -> dict[str, Any]:
         return {k: v for k, v in settings.items() if k in target}
 
-    split: Split = SPLITS[name](**chosen(settings_of(SPLITS[name])))
+    split: Split = SPLITS[name](**select(settings_of(SPLITS[name])))
 
     def load() -> Federation:
-        pool = make(**chosen(settings_of(make)))
-        assert isinstance(pool, Dataset)
-        return pool.federation(split, **chosen(_DEALING))
+        dataset = make(**select(settings_of(make)))
+        assert isinstance(dataset, Dataset)
+        return dataset.federation(split, **select(_FEDERATION))
 
     return load
 
@@ -106,7 +105,8 @@ def prepare(source: str, **settings: Any) -> Callable[[], Federation]:
 def load(source: str, **settings: Any) -> Federation:
     """A federation by name: `load("mnist", split="dirichlet", clients=100, alpha=0.1)`.
 
-    Takes what `[data]` takes in a configuration; `perfed data list` shows sources and splits.
+    The settings are those of `[data]` in a configuration; `perfed data list` shows the sources and
+    splits.
     """
     return prepare(source, **settings)()
 
@@ -114,19 +114,21 @@ def load(source: str, **settings: Any) -> Federation:
 def _require_known(what: str, settings: dict[str, Any], known: dict[str, Setting]) -> None:
     for name, value in settings.items():
         if name not in known:
-            raise FieldError(name, value, f"is no setting of {what}; there are {', '.join(known)}")
+            raise FieldError(
+                name, value, f"is not a setting of {what}; there are {', '.join(known)}"
+            )
 
 
-def sources_listed() -> list[tuple[str, str, str]]:
-    """Name, summary and whereabouts of every source."""
-    made = {"synthetic": "computed", "folder": "your files", "table": "your file"}
+def list_sources() -> list[tuple[str, str, str]]:
+    """Name, summary and location of every source."""
+    other = {"synthetic": "computed", "folder": "your files", "table": "your file"}
     return [
-        (name, summary_of(source.make), available(name) or made.get(name, ""))
+        (name, summary_of(source.make), available(name) or other.get(name, ""))
         for name, source in SOURCES.items()
     ]
 
 
-def splits_listed() -> list[tuple[str, str, str]]:
+def list_splits() -> list[tuple[str, str, str]]:
     """Name and summary of every split."""
     return [(name, summary_of(split), "") for name, split in SPLITS.items()]
 

@@ -1,4 +1,4 @@
-"""What a federation looks like: how large its clients are and how much they differ."""
+"""Description of a federation: its clients' sizes, and how much their labels differ."""
 
 from dataclasses import dataclass
 from typing import final
@@ -6,25 +6,26 @@ from typing import final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfed.data.federation import Federation, FlatExamples
+from perfed.data.examples import FlatExamples
+from perfed.data.federation import Federation
 from perfed.data.splits import label_counts
 
 
 @final
 @dataclass(frozen=True)
 class Description:
-    """The facts of a federation, one row a client.
+    """Sizes and label counts of a federation, one row per client.
 
     Attributes:
-        names: the clients.
-        train: how many examples each learns from.
-        test: how many it is scored on.
-        labels: the classes' names; None: a regression.
-        counts: how many training examples of each class each client has; without columns for a
-            regression, and none where the examples are not here.
-        test_counts: the same of the held-out examples.
-        scales: the least and the largest spread of an input; None where they are scaled.
-        caution: what must be known before its scores are read.
+        names: the clients' names.
+        train: the number of training examples of each client.
+        test: the number of held-out examples of each client.
+        labels: the names of the classes; None: a regression.
+        counts: training examples of each client and class; no columns for a regression, and 0 for
+            remote clients.
+        test_counts: held-out examples of each client and class.
+        scales: the least and the largest standard deviation of a feature; None: inputs are scaled.
+        caution: what one must know before reading its scores; "": nothing unusual.
     """
 
     names: tuple[str, ...]
@@ -39,7 +40,8 @@ class Description:
     @classmethod
     def of(cls, federation: Federation) -> "Description":
         """Describe a federation."""
-        counts, test_counts = (_counts(federation, part) for part in _parts(federation))
+        parts = federation.train, federation.test
+        counts, test_counts = (_counts(federation, part) for part in parts)
         return cls(
             federation.names,
             np.asarray(federation.train.size),
@@ -53,7 +55,7 @@ class Description:
 
     @property
     def classes_held(self) -> Int[np.ndarray, " clients"]:
-        """How many classes each client has examples of."""
+        """The number of classes of which each client has training examples."""
         return np.asarray(np.count_nonzero(self.counts, axis=1))
 
     @property
@@ -67,13 +69,9 @@ class Description:
         return _distance(self.counts, self.test_counts)
 
 
-def _parts(federation: Federation) -> tuple[FlatExamples, FlatExamples]:
-    return federation.train, federation.test
-
-
 def _counts(federation: Federation, part: FlatExamples) -> Int[np.ndarray, "clients classes"]:
     classes = 0 if federation.labels is None else len(federation.labels)
-    if federation.labels is None or not federation.here:
+    if federation.labels is None or not federation.has_examples:
         return np.zeros((federation.clients, classes), int)
     owner = np.repeat(np.arange(federation.clients), part.size)
     return label_counts(part.y, owner, federation.clients, classes)
@@ -85,9 +83,9 @@ def _distance(counts: np.ndarray, others: np.ndarray) -> Float[np.ndarray, " cli
 
 
 def _scales(federation: Federation) -> tuple[float, float] | None:
-    """Of up to 10,000 training examples; None for inputs that are scaled, or are symbols."""
+    """From up to 10,000 training examples; None for inputs that are scaled, or are symbols."""
     scaled = federation.vocabulary is not None or federation.scaling is not None
-    if scaled or not federation.here:
+    if scaled or not federation.has_examples:
         return None
     rows = np.linspace(0, len(federation.train.x) - 1, 10_000).astype(int)
     x = np.asarray(federation.train.x[np.unique(rows)], np.float64)
@@ -98,20 +96,20 @@ def _scales(federation: Federation) -> tuple[float, float] | None:
 
 def remarks(facts: Description) -> list[str]:
     """What a user should know before training on these data."""
-    found = [facts.caution] if facts.caution else []
+    notes = [facts.caution] if facts.caution else []
     if facts.scales is not None and facts.scales[1] > 100 * facts.scales[0]:
         low, high = facts.scales
-        found.append(
-            f"inputs have very different scales (spreads from {low:.3g} to {high:.3g}), which "
+        notes.append(
+            f"features have very different scales (deviations from {low:.3g} to {high:.3g}), which "
             'makes gradient steps slow or unstable; try standardize = "feature"'
         )
     tiny = int(np.sum(facts.test < 5))
     if tiny:
-        found.append(f"{tiny} client(s) hold out fewer than 5 examples: their scores are coarse")
+        notes.append(f"{tiny} client(s) hold out fewer than 5 examples, so their scores are coarse")
     if facts.labels is not None:
         absent = [
             label for label, n in zip(facts.labels, facts.counts.sum(axis=0), strict=True) if n == 0
         ]
         if absent:
-            found.append(f"nobody trains on examples of: {', '.join(absent[:10])}")
-    return found
+            notes.append(f"no client has training examples of: {', '.join(absent[:10])}")
+    return notes

@@ -1,4 +1,4 @@
-"""All clients' data in flat arrays: client i is a slice. Nothing is padded."""
+"""A federation: its clients, each with data to train on and data held out."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,70 +9,9 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from perfed.core.errors import DataError, require_count
+from perfed.data.examples import AnyArray, FlatExamples
 from perfed.data.scaling import Scaling
-from perfed.data.splits import held_out
-
-# What holds the rows: a NumPy array here, a device array inside an engine.
-AnyArray = Any
-
-
-@final
-@dataclass(frozen=True)
-class FlatExamples:
-    """The examples of all clients, one client after another.
-
-    Attributes:
-        x: inputs of all clients.
-        y: labels of all clients: classes by number, or targets of a regression.
-        start: the first row of each client.
-        size: how many rows each client has.
-    """
-
-    x: Shaped[AnyArray, "total ..."]
-    y: Shaped[AnyArray, " total"]
-    start: Int[AnyArray, " clients"]
-    size: Int[AnyArray, " clients"]
-
-    @classmethod
-    def of(cls, parts: Iterable[tuple[AnyArray, AnyArray]]) -> Self:
-        """From one (x, y) for each client."""
-        pairs = [(np.asarray(x), np.asarray(y)) for x, y in parts]
-        if not pairs:
-            raise DataError("there are no clients; give one (x, y) for each")
-        for i, (x, y) in enumerate(pairs):
-            if len(x) != len(y):
-                raise DataError(f"client {i} has {len(x)} inputs but {len(y)} labels")
-            if x.shape[1:] != pairs[0][0].shape[1:]:
-                raise DataError(
-                    f"client {i}'s inputs have shape {x.shape[1:]}, but client 0's have "
-                    f"{pairs[0][0].shape[1:]}"
-                )
-        xs, ys = zip(*pairs, strict=True)
-        return cls.joined(np.concatenate(xs), np.concatenate(ys), [len(y) for y in ys])
-
-    @classmethod
-    def joined(cls, x: AnyArray, y: AnyArray, sizes: Sequence[int] | AnyArray) -> Self:
-        """From rows that are in client order already."""
-        size = np.asarray(sizes, np.int32)
-        ends = np.cumsum(size, dtype=np.int64)
-        total = int(ends[-1]) if len(ends) else 0
-        if not len(x) == len(y) == total:
-            raise DataError(
-                f"{len(x)} inputs, {len(y)} labels and clients of {total} rows do not fit"
-            )
-        return cls(x, y, (ends - size).astype(np.int32 if total < 2**31 else np.int64), size)
-
-    def some(self, clients: Int[np.ndarray, " some"]) -> "FlatExamples":
-        """The examples of some clients, in this order."""
-        starts, sizes = (np.asarray(part)[clients] for part in (self.start, self.size))
-        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        rows = np.repeat(starts, sizes) + within
-        return FlatExamples.joined(self.x[rows], self.y[rows], sizes)
-
-    def client(self, i: int) -> tuple[AnyArray, AnyArray]:
-        """One client's (x, y)."""
-        rows = slice(self.start[i], self.start[i] + self.size[i])
-        return self.x[rows], self.y[rows]
+from perfed.data.splits import hold_out_mask
 
 
 @final
@@ -81,16 +20,16 @@ class Federation:
     """The clients of a federation, each with data to train on and data held out.
 
     Attributes:
-        train: what clients learn from.
-        test: what their models are scored on.
-        names: what each client is called.
+        train: the examples that clients train on.
+        test: the examples that models are scored on.
+        names: the clients' names.
         labels: the names of the classes, by number; None: a regression.
-        vocabulary: inputs are positions in this list of symbols; None: they are numbers.
+        vocabulary: the symbols that inputs are indices of; None: inputs are numbers.
         scaling: how inputs are scaled before a model sees them; None: not at all.
-        target: shift and spread of a regression's targets, which are kept as (y - shift) / spread.
-        features: the names of the inputs' columns, where they have any.
-        known_checksum: that of all examples, where it was computed when they were written.
-        caution: what must be known before its scores are read; "": nothing out of the ordinary.
+        target: shift and spread of a regression's targets, stored as (y - shift) / spread.
+        features: the names of the inputs' columns, if they have any.
+        stored_checksum: the checksum of all examples, if it was computed when they were written.
+        caution: what one must know before reading its scores; "": nothing unusual.
     """
 
     train: FlatExamples
@@ -101,11 +40,11 @@ class Federation:
     scaling: Scaling | None = None
     target: tuple[float, float] = (0.0, 1.0)
     features: tuple[str, ...] | None = None
-    known_checksum: str | None = None
+    stored_checksum: str | None = None
     caution: str = ""
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         train: Iterable[tuple[AnyArray, AnyArray]],
         test: Iterable[tuple[AnyArray, AnyArray]],
@@ -115,24 +54,25 @@ class Federation:
         """From one (x, y) to train on and one held out, for each client.
 
         Whole numbers in y are classes; other numbers make it a regression.
+
+        Args:
+            train: each client's training data.
+            test: each client's held-out data.
+            classes: the number of classes; None: up to the largest in y.
+            names: the clients' names; None: their numbers.
         """
-        return cls.made(FlatExamples.of(train), FlatExamples.of(test), classes, names)
+        flat_train, flat_test = (FlatExamples.from_arrays(part) for part in (train, test))
+        return cls.from_examples(flat_train, flat_test, classes, names)
 
     @classmethod
-    def made(
+    def from_examples(
         cls,
         train: FlatExamples,
         test: FlatExamples,
         classes: int | None = None,
         names: Sequence[str] | None = None,
-        labels: tuple[str, ...] | None = None,
-        vocabulary: tuple[str, ...] | None = None,
-        scaling: Scaling | None = None,
-        target: tuple[float, float] = (0.0, 1.0),
-        features: tuple[str, ...] | None = None,
-        caution: str = "",
     ) -> Self:
-        """From flat examples; refuses clients that have nothing to learn from or be scored on."""
+        """From flat examples; every client must have some to train on and some held out."""
         n = len(train.size)
         if n == 0 or n != len(test.size):
             raise DataError(
@@ -141,41 +81,15 @@ class Federation:
             )
         if names is not None and len(names) != n:
             raise DataError(f"{len(names)} names for {n} clients")
-        named = tuple(names) if names is not None else tuple(str(i) for i in range(n))
+        named = tuple(str(i) for i in range(n)) if names is None else tuple(names)
+        _check_examples(train, "train on", named)
+        _check_examples(test, "be scored on", named)
         if train.x.shape[1:] != test.x.shape[1:]:
             raise DataError(
                 f"inputs to train on have shape {train.x.shape[1:]}, but held-out ones have "
                 f"{test.x.shape[1:]}"
             )
-        for part, what in ((train, "train on"), (test, "be scored on")):
-            empty = np.flatnonzero(np.asarray(part.size) == 0)
-            if len(empty):
-                raise DataError(f"client {named[empty[0]]} has no examples to {what}")
-            if not _finite(part.x):
-                raise DataError(
-                    "some inputs are not finite numbers; clean or drop those rows first"
-                )
-            if part.y.ndim != 1 or not _finite(part.y) or part.y.dtype == bool:
-                raise DataError(
-                    "labels must be finite numbers, one an example, but are "
-                    f"{part.y.dtype} of shape {part.y.shape}"
-                )
-        whole = [np.issubdtype(part.y.dtype, np.integer) for part in (train, test)]
-        if whole[0] != whole[1]:
-            raise DataError(
-                f"labels to train on are {train.y.dtype}, but held-out ones are {test.y.dtype}"
-            )
-        if not whole[0]:
-            if classes is not None or labels is not None:
-                raise DataError(
-                    f"classes must be whole numbers, but the labels are {train.y.dtype}"
-                )
-            labels = None
-        else:
-            labels = labels or _labels(train.y, test.y, classes)
-        return cls(
-            train, test, named, labels, vocabulary, scaling, target, features, caution=caution
-        )
+        return cls(train, test, named, _class_names(train.y, test.y, classes))
 
     @classmethod
     def remote(
@@ -188,103 +102,89 @@ class Federation:
         labels: tuple[str, ...] | None,
         features: tuple[str, ...] | None = None,
     ) -> Self:
-        """What a server knows of clients elsewhere: how many examples they have, and which shape.
+        """What a server knows of clients elsewhere: their numbers of examples, and the shape.
 
         Args:
-            names: what each client is called.
-            train: how many examples each learns from.
-            test: how many it is scored on.
+            names: the clients' names.
+            train: how many examples each client trains on.
+            test: how many each client holds out.
             shape: of an input.
             dtype: of inputs.
             labels: the names of the classes; None: a regression.
-            features: the names of the inputs' columns, where they have any.
+            features: the names of the inputs' columns, if they have any.
         """
-        kind = np.float32 if labels is None else np.int32
+        y_dtype = np.float32 if labels is None else np.int32
 
-        def part(sizes: Sequence[int]) -> FlatExamples:
+        def without_rows(sizes: Sequence[int]) -> FlatExamples:
             size = np.asarray(sizes, np.int32)
-            nothing = np.zeros((0, *shape), dtype)
-            return FlatExamples(nothing, np.zeros(0, kind), np.zeros_like(size), size)
+            x, y = np.zeros((0, *shape), dtype), np.zeros(0, y_dtype)
+            return FlatExamples(x, y, np.zeros_like(size), size)
 
-        return cls(part(train), part(test), tuple(names), labels, features=features)
+        return cls(without_rows(train), without_rows(test), tuple(names), labels, features=features)
 
     def validation(self, fraction: float, seed: int = 0) -> "Federation":
         """The same clients, scored on a part of their training data instead of the held-out data.
 
-        For choosing settings: the held-out data must not take part in that. A client with a single
-        training example is left out.
+        For choosing settings, which must not use the held-out data. A client with a single training
+        example is left out.
         """
-        n = self.clients
-        owner = np.repeat(np.arange(n), self.train.size)
-        enough = np.asarray(self.train.size) >= 2
-        used = np.flatnonzero(enough[owner])
-        strata = np.zeros(len(used), int) if self.labels is None else self.train.y[used]
-        number = np.cumsum(enough) - 1
-        out = held_out(strata, number[owner[used]], fraction, np.random.default_rng(seed))
-        if not enough.any():
-            raise DataError("no client has two training examples, one to validate on")
-
-        def part(rows: np.ndarray) -> FlatExamples:
-            sizes = np.bincount(number[owner[rows]], minlength=int(enough.sum()))
-            return FlatExamples.joined(self.train.x[rows], self.train.y[rows], sizes)
-
-        names = tuple(name for name, good in zip(self.names, enough, strict=True) if good)
-        scaling = None if self.scaling is None else self.scaling.some(enough)
-        return replace(
-            self,
-            train=part(used[~out]),
-            test=part(used[out]),
-            names=names,
-            scaling=scaling,
-            known_checksum=None,
+        enough = np.flatnonzero(np.asarray(self.train.size) >= 2)
+        if not len(enough):
+            raise DataError("no client has two training examples, one of them to validate on")
+        selected = self if len(enough) == self.clients else self.select(enough)
+        examples, n = selected.train, selected.clients
+        owner = np.repeat(np.arange(n), examples.size)
+        strata = np.zeros(len(owner), int) if self.labels is None else examples.y
+        out = hold_out_mask(strata, owner, fraction, np.random.default_rng(seed))
+        train, test = (
+            FlatExamples.from_rows(
+                examples.x[rows], examples.y[rows], np.bincount(owner[rows], minlength=n)
+            )
+            for rows in (~out, out)
         )
+        return replace(selected, train=train, test=test, stored_checksum=None)
 
-    def some(self, clients: Int[np.ndarray, " some"]) -> "Federation":
+    def select(self, clients: Int[np.ndarray, " some"]) -> "Federation":
         """The same data of some clients only, in this order."""
-        scaling = None if self.scaling is None else self.scaling.some(clients)
         return replace(
             self,
-            train=self.train.some(clients),
-            test=self.test.some(clients),
+            train=self.train.select(clients),
+            test=self.test.select(clients),
             names=tuple(self.names[i] for i in clients),
-            scaling=scaling,
-            known_checksum=None,
+            scaling=None if self.scaling is None else self.scaling.select(clients),
+            stored_checksum=None,
         )
 
     def checksum(self) -> str:
         """A checksum of all clients' examples, in their order."""
-        if self.known_checksum is not None:
-            return self.known_checksum
+        if self.stored_checksum is not None:
+            return self.stored_checksum
         arrays = [
             np.ascontiguousarray(array)
             for part in (self.train, self.test)
             for array in (part.x, part.y, part.size)
         ]
-        return joined_checksum(
+        return joint_checksum(
             (a, hashlib.sha256(a.data.cast("B") if a.size else b"").hexdigest()) for a in arrays
         )
 
-    def scaled(self, x: AnyArray, client: int) -> np.ndarray:
-        """A client's inputs as a model sees them, given as they were before any scaling."""
+    def scale(self, x: AnyArray, client: int) -> np.ndarray:
+        """A client's unscaled inputs, scaled as its model sees them."""
         return np.asarray(x) if self.scaling is None else self.scaling(x, client)
-
-    def named_outputs(self, outputs: Shaped[np.ndarray, "examples ..."]) -> np.ndarray:
-        """What a model's outputs say, in the words or the unit of the data (`named_outputs`)."""
-        return named_outputs(outputs, self.labels, self.target)
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.train.size)
 
     @property
-    def here(self) -> bool:
-        """Whether the examples are here, and not with clients who only told how many they have."""
+    def has_examples(self) -> bool:
+        """Whether the examples themselves are here, and not only their numbers (`remote`)."""
         return len(self.train.y) == int(np.sum(self.train.size))
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives: one for each class, or the one of a regression."""
+        """The number of a model's outputs: one for each class, or one for a regression."""
         return 1 if self.labels is None else len(self.labels)
 
     @property
@@ -293,35 +193,56 @@ class Federation:
         return tuple(self.train.x.shape[1:])
 
     @property
-    def example_type(self) -> np.dtype[Any]:
+    def example_dtype(self) -> np.dtype[Any]:
         """The type of inputs as a model sees them."""
         return np.dtype(np.float32) if self.scaling is not None else self.train.x.dtype
 
 
-def named_outputs(
+def decode_predictions(
     outputs: Shaped[np.ndarray, "examples ..."],
     labels: tuple[str, ...] | None,
     target: tuple[float, float],
 ) -> np.ndarray:
-    """The names of the most likely classes, or a regression's targets in their own unit."""
+    """The names of the most likely classes, or a regression's predictions in the targets' unit."""
     if labels is None:
         return np.asarray(outputs.reshape(len(outputs)) * target[1] + target[0])
     names = np.array(labels, dtype=object)
     return np.asarray(names[outputs.argmax(axis=1)], dtype=str)
 
 
-def joined_checksum(arrays: Iterable[tuple[AnyArray, str]]) -> str:
-    """One checksum of several arrays, given with their own (SHA-256, in hexadecimal)."""
+def joint_checksum(arrays: Iterable[tuple[AnyArray, str]]) -> str:
+    """One checksum of several arrays, given each with its own (SHA-256, in hexadecimal)."""
     digest = hashlib.sha256()
     for array, own in arrays:
         digest.update(f"{array.dtype.str}{tuple(array.shape)}{own}".encode())
     return digest.hexdigest()
 
 
-def _labels(train: AnyArray, test: AnyArray, classes: int | None) -> tuple[str, ...]:
-    """The classes 0, 1, 2, ..., named by their numbers."""
+def _check_examples(part: FlatExamples, use: str, names: Sequence[str]) -> None:
+    """Raise unless every client has examples, and all of them are finite numbers."""
+    empty = np.flatnonzero(np.asarray(part.size) == 0)
+    if len(empty):
+        raise DataError(f"client {names[empty[0]]} has no examples to {use}")
+    if not _finite(part.x):
+        raise DataError("some inputs are not finite numbers; correct or drop those rows first")
+    if part.y.ndim != 1 or not _finite(part.y):
+        raise DataError(
+            f"labels must be finite numbers, one per example, but are {part.y.dtype} of shape "
+            f"{part.y.shape}"
+        )
+
+
+def _class_names(train: AnyArray, test: AnyArray, classes: int | None) -> tuple[str, ...] | None:
+    """The classes 0, 1, 2, ..., named by their numbers; None for a regression."""
     if classes is not None:
         require_count("classes", classes)
+    whole = [np.issubdtype(y.dtype, np.integer) for y in (train, test)]
+    if whole[0] != whole[1]:
+        raise DataError(f"labels to train on are {train.dtype}, but held-out ones are {test.dtype}")
+    if not whole[0]:
+        if classes is not None:
+            raise DataError(f"classes must be whole numbers, but the labels are {train.dtype}")
+        return None
     lowest, highest = min(train.min(), test.min()), max(train.max(), test.max())
     if lowest < 0 or (classes is not None and highest >= classes):
         allowed = "0, 1, 2, ..." if classes is None else f"0..{classes - 1}"
@@ -331,7 +252,7 @@ def _labels(train: AnyArray, test: AnyArray, classes: int | None) -> tuple[str, 
 
 
 def _finite(x: AnyArray) -> bool:
-    """Whether all entries are finite numbers, seen in blocks to need little memory."""
+    """Whether all entries are finite numbers, checked in blocks to need little memory."""
     if not np.issubdtype(x.dtype, np.number):
         return False
     if np.issubdtype(x.dtype, np.integer):

@@ -91,7 +91,7 @@ class Evaluator(ABC):
     def scored(self) -> Federation:
         """The data of those who are scored."""
         federation = self.experiment.federation
-        return federation if self.clients is None else federation.some(self.clients)
+        return federation if self.clients is None else federation.select(self.clients)
 
     @abstractmethod
     def evaluate_runs(

@@ -14,7 +14,7 @@ from perfed.core.objective import Examples, Objective, Task
 from perfed.core.trees import Params, all_finite, combine, partition
 from perfed.data import Dataset, Scaling
 from perfed.data.files import one_client
-from perfed.data.splits import LEAST, held_out
+from perfed.data.splits import MIN_EXAMPLES, hold_out_mask
 from perfed.evaluation.metrics import named_scores
 from perfed.methods import Method, Received, RoundContext
 from perfed.runs.config import build_method, build_model
@@ -89,16 +89,16 @@ def adapt(
     method = _with_steps(method, model.is_shared(method), steps)
     require(0 < test_fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
     require(0 <= seed < 2**31, "seed", seed, "must be between 0 and 2^31 - 1")
-    if len(pool.y) < LEAST:
+    if len(pool.y) < MIN_EXAMPLES:
         raise DataError(f"{len(pool.y)} example(s): two are needed, one to fit and one to score")
     out = pool.test
     if out is None:
         strata = pool.y if pool.labels is not None else np.zeros(len(pool.y), int)
         rng = np.random.default_rng(seed)
-        out = held_out(strata, np.zeros(len(pool.y), int), test_fraction, rng)
+        out = hold_out_mask(strata, np.zeros(len(pool.y), int), test_fraction, rng)
     scaling = model.scaling
     if uses.standardize == "client":
-        scaling = Scaling.fitted("feature", pool.x[~out], np.array([np.sum(~out)]))
+        scaling = Scaling.fit("feature", pool.x[~out], np.array([np.sum(~out)]))
     y = pool.y if uses.labels is not None else (pool.y - model.target[0]) / model.target[1]
     y = y.astype(np.int32 if uses.labels is not None else np.float32)
     task = Task(model.model, uses.model.get("l2", 0.0))

@@ -44,7 +44,7 @@ from perfed.core.errors import ConfigError, DataError
 from perfed.core.trees import Params
 from perfed.data import Federation
 from perfed.data.describe import Description
-from perfed.data.scaling import SCALING
+from perfed.data.scaling import SCALING_ARRAYS
 from perfed.evaluation.metrics import score_order
 from perfed.runs.files import read_json, write_whole
 from perfed.runs.saved_model import named_leaves, saved_model
@@ -169,7 +169,7 @@ def finish(
         (folder / "clients").mkdir(exist_ok=True)
         for i, name in enumerate(federation.names):
             own = jax.tree.map(lambda leaf, i=i: leaf[i], models)
-            scaling = None if federation.scaling is None else federation.scaling.of_client(i)
+            scaling = None if federation.scaling is None else federation.scaling.select([i])
             file = f"clients/{_file_name(name, i)}.safetensors"
             written[file] = common.with_params(own, scaling).to_bytes()
     written[SUMMARY] = summary_bytes(summarize(result, config))
@@ -254,7 +254,7 @@ def _data_bytes(federation: Federation) -> bytes:
         "target": np.array(federation.target),
     }  # fmt: skip
     if federation.scaling is not None:
-        tensors |= dict(zip(SCALING, federation.scaling.arrays, strict=True))
+        tensors |= dict(zip(SCALING_ARRAYS, federation.scaling.arrays, strict=True))
     texts = {k: json.dumps(getattr(federation, k)) for k in ("names", "labels", "vocabulary")}
     return save({k: np.ascontiguousarray(v) for k, v in tensors.items()}, texts)
 

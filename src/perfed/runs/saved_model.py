@@ -23,8 +23,8 @@ from perfed.core.errors import DataError, require
 from perfed.core.objective import Model
 from perfed.core.trees import Params, leaf_paths, path_name
 from perfed.data import Scaling
-from perfed.data.federation import named_outputs
-from perfed.data.scaling import SCALING
+from perfed.data.federation import decode_predictions
+from perfed.data.scaling import SCALING_ARRAYS
 from perfed.methods import Method
 from perfed.simulation import Experiment
 from perfed.simulation.experiment import shared_leaves
@@ -98,7 +98,7 @@ class SavedModel:
                 '(data.standardize = "client"): use a client\'s own model, or make one from rows '
                 "with labels by `perfed adapt`"
             )
-        return named_outputs(
+        return decode_predictions(
             np.asarray(self.model.apply(self.params, scaled(x, self.scaling, 0))),
             self.uses.labels,
             self.target,
@@ -118,7 +118,7 @@ class SavedModel:
         if self.extra is not None:
             tensors |= named_leaves(self.extra, "extra.")
         if self.scaling is not None:
-            tensors |= dict(zip(SCALING, self.scaling.arrays, strict=True))
+            tensors |= dict(zip(SCALING_ARRAYS, self.scaling.arrays, strict=True))
         facts = {"format": FORMAT} | self.uses.__dict__
         return save(tensors, {"perfed": json.dumps(facts)})
 
@@ -193,7 +193,9 @@ def read_model(
         method = build_method(uses)
         extra_like = jax.eval_shape(lambda p: method.broadcast(method.init_server_state(p)), like)
         extra = _from_tensors(path, tensors, extra_like, "extra.")
-    scaling = Scaling(*(tensors[k] for k in SCALING)) if SCALING[0] in tensors else None
+    scaling = None
+    if SCALING_ARRAYS[0] in tensors:
+        scaling = Scaling(*(tensors[name] for name in SCALING_ARRAYS))
     target = (float(tensors["target"][0]), float(tensors["target"][1]))
     return SavedModel(params, uses, scaling, target, model, extra)
 

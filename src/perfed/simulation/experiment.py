@@ -15,7 +15,7 @@ from perfed.core.objective import Examples, Model, Objective, Sampling, Task
 from perfed.core.random import IntLike, Purpose, fold, permuted
 from perfed.core.trees import Params, combine, leaf_paths, partition, path_name
 from perfed.data import Federation, FlatExamples
-from perfed.data.scaling import own_row
+from perfed.data.scaling import client_row
 from perfed.methods import ClientState, Method, Received, RoundContext, ServerState
 from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import Codec, Float32, RandomK, TopK
@@ -267,7 +267,7 @@ class Experiment:
         assert rows is not None, "these rows were not loaded"
         scaling = None
         if rows.scaling is not None:
-            shift, scale, clip = (own_row(part, client) for part in rows.scaling)
+            shift, scale, clip = (client_row(part, client) for part in rows.scaling)
             scaling = (shift, scale, clip)
         examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
         return Objective(self.task, examples, self.sampling)
@@ -340,7 +340,7 @@ def shared_leaves(method: Method, params: Params, personal: tuple[str, ...]) -> 
 def _check_model(task: Task, federation: Federation) -> None:
     """The model takes these inputs, and gives an output for each class or for the target."""
     model, shape = task.model, federation.example_shape
-    example = jax.ShapeDtypeStruct((1, *shape), federation.example_type)
+    example = jax.ShapeDtypeStruct((1, *shape), federation.example_dtype)
     try:
         outputs = jax.eval_shape(
             lambda x: model.apply(model.init(jax.random.key(0)), x), example

@@ -85,7 +85,7 @@ class Streamed(Simulator):
     def __post_init__(self) -> None:
         if self.chunk is not None:
             require_count("chunk", self.chunk)
-        here = self.experiment.federation.here
+        here = self.experiment.federation.has_examples
         require(here, "federation", "remote", "the clients' rows are not here to be read")
         _ = self._mesh  # checks the devices now, before anything heavy
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 from perfed.core.errors import DataError, require, require_choice
 from perfed.core.trees import Params, row
 from perfed.data import Federation
+from perfed.data.federation import decode_predictions
 from perfed.evaluation import Evaluation, Evaluator, ModelKind, Scores, SimulationEvaluator
 from perfed.methods import Method
 from perfed.simulation import EngineState, Experiment, Traffic
@@ -117,6 +118,6 @@ class Result:
         allowed = f"must be some inputs of shape {shape}"
         require(x.shape[1:] == shape, "x", f"an array of shape {x.shape}", allowed)
         params = self.personal_model(client) if kind == "personalized" else self.global_model
-        inputs = jnp.asarray(federation.scaled(x, client))
+        inputs = jnp.asarray(federation.scale(x, client))
         outputs = self.experiment.task.model.apply(params, inputs)
-        return federation.named_outputs(np.asarray(outputs))
+        return decode_predictions(np.asarray(outputs), federation.labels, federation.target)

@@ -1,7 +1,7 @@
-"""Splits: which client gets which row of a set, by name."""
+"""Splits: which client gets which row of a data set, by name."""
 
-from perfed.data.splits.base import LEAST, Assignment, LabeledRows, Split
-from perfed.data.splits.counts import alike, by_counts, label_counts
+from perfed.data.splits.base import MIN_EXAMPLES, LabeledRows, Part, Split
+from perfed.data.splits.counts import assign_by_counts, label_counts, proportional_counts
 from perfed.data.splits.generic import (
     DirichletSplit,
     IIDSplit,
@@ -9,35 +9,38 @@ from perfed.data.splits.generic import (
     QuantitySplit,
     ShardSplit,
 )
-from perfed.data.splits.hold_out import held_out, held_out_counts
+from perfed.data.splits.hold_out import hold_out_counts, hold_out_mask
 from perfed.data.splits.papers import PerFedAvgSplit, PFedMeSplit
 
 SPLITS: dict[str, type[Split]] = {
-    "per-fedavg": PerFedAvgSplit,
-    "pfedme": PFedMeSplit,
-    "iid": IIDSplit,
-    "dirichlet": DirichletSplit,
-    "shards": ShardSplit,
-    "quantity": QuantitySplit,
-    "natural": NaturalSplit,
+    split.name: split
+    for split in (
+        PerFedAvgSplit,
+        PFedMeSplit,
+        IIDSplit,
+        DirichletSplit,
+        ShardSplit,
+        QuantitySplit,
+        NaturalSplit,
+    )
 }
 
 __all__ = [
-    "LEAST",
+    "MIN_EXAMPLES",
     "SPLITS",
-    "Assignment",
     "DirichletSplit",
     "IIDSplit",
     "LabeledRows",
     "NaturalSplit",
     "PFedMeSplit",
+    "Part",
     "PerFedAvgSplit",
     "QuantitySplit",
     "ShardSplit",
     "Split",
-    "alike",
-    "by_counts",
-    "held_out",
-    "held_out_counts",
+    "assign_by_counts",
+    "hold_out_counts",
+    "hold_out_mask",
     "label_counts",
+    "proportional_counts",
 ]

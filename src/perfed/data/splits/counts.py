@@ -1,13 +1,13 @@
-"""Rows dealt out by counts, and moved so that nobody has too few."""
+"""Rows assigned by counts per client and class, and moved until every client has enough."""
 
 import numpy as np
 from jaxtyping import Int
 
 from perfed.core.errors import DataError, require
-from perfed.data.splits.base import LEAST, Assignment, Counts, Owners, Rng
+from perfed.data.splits.base import MIN_EXAMPLES, Assignment, Counts, Owners, Rng
 
 
-def by_counts(y: Int[np.ndarray, " examples"], counts: Counts, rng: Rng) -> Owners:
+def assign_by_counts(y: Int[np.ndarray, " examples"], counts: Counts, rng: Rng) -> Owners:
     """Give client i counts[i, c] random rows of class c."""
     owner = np.full(len(y), -1)
     for c in range(counts.shape[1]):
@@ -19,58 +19,57 @@ def by_counts(y: Int[np.ndarray, " examples"], counts: Counts, rng: Rng) -> Owne
 def label_counts(
     y: Int[np.ndarray, " examples"], owner: Owners, clients: int, classes: int
 ) -> Counts:
-    """How many rows of each class each client has."""
-    mine = owner >= 0
-    cells = owner[mine] * classes + y[mine]
+    """The number of rows of each client and class."""
+    used = owner >= 0
+    cells = owner[used] * classes + y[used]
     return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
 
 
-def alike(counts: Counts, have: Int[np.ndarray, " classes"], rng: Rng) -> Counts:
-    """As many rows as `have` allows, with every client in the proportions of `counts`."""
-    asked = counts.sum(axis=0)
-    low, high = 0.0, float(np.min((have / np.maximum(asked, 1))[asked > 0]))
+def proportional_counts(counts: Counts, available: Int[np.ndarray, " classes"], rng: Rng) -> Counts:
+    """As many rows as are available, with every client in the proportions of `counts`."""
+    needed = counts.sum(axis=0)
+    low, high = 0.0, float(np.min((available / np.maximum(needed, 1))[needed > 0]))
     phase = rng.random((len(counts), 1))
 
     def scaled(factor: float) -> Counts:
-        due = counts * factor
-        nearest = np.floor(due + 0.5)
-        # Where a client is due only a few of a class, rounding each by itself would drop or double
-        # many: there its rows are laid end to end, and whole ones cut off from a random phase.
-        ends = np.floor(np.cumsum(due, axis=1) + phase)
-        in_a_row = np.diff(ends, axis=1, prepend=0)
-        few = np.where(counts > 0, due, np.inf).min(axis=1, keepdims=True) < 3
-        return np.where(few, in_a_row, nearest).astype(int)
+        exact = counts * factor
+        nearest = np.floor(exact + 0.5)
+        # Where a client gets only a few rows of a class, rounding each class by itself would drop
+        # or double many: there the client's cumulative counts are rounded, from a random phase.
+        ends = np.floor(np.cumsum(exact, axis=1) + phase)
+        cumulative = np.diff(ends, axis=1, prepend=0)
+        few = np.where(counts > 0, exact, np.inf).min(axis=1, keepdims=True) < 3
+        return np.where(few, cumulative, nearest).astype(int)
 
-    # Rounding may ask for a few too many at the largest factor: the largest that fits instead.
-    if np.all(scaled(high).sum(axis=0) <= have):
+    # Rounding may need a few rows too many at the largest factor: then the largest that fits.
+    if np.all(scaled(high).sum(axis=0) <= available):
         return scaled(high)
     for _ in range(40):
         middle = (low + high) / 2
-        fits = np.all(scaled(middle).sum(axis=0) <= have)
+        fits = np.all(scaled(middle).sum(axis=0) <= available)
         low, high = (middle, high) if fits else (low, middle)
     return scaled(low)
 
 
 def numbered(owner: Owners, clients: int) -> Assignment:
-    """Clients called by their numbers."""
+    """An assignment to clients named by their numbers."""
     return Assignment(owner, tuple(str(i) for i in range(clients)))
 
 
-def parts(shares: np.ndarray, whole: np.ndarray | int) -> np.ndarray:
-    """Whole numbers in these proportions along the first axis that add up to `whole`."""
+def whole_shares(shares: np.ndarray, total: np.ndarray | int) -> np.ndarray:
+    """Whole numbers in the proportions of `shares` along the first axis that add up to `total`."""
     share = np.cumsum(shares, axis=0)
-    # A class of which nobody holds any share is empty.
-    ends = np.rint(share / np.where(share[-1] > 0, share[-1], 1) * whole).astype(int)
-    parts: np.ndarray = np.diff(ends, axis=0, prepend=np.zeros_like(ends[:1]))
-    return parts
+    # A class of which no client has a share stays unused.
+    ends = np.rint(share / np.where(share[-1] > 0, share[-1], 1) * total).astype(int)
+    return np.asarray(np.diff(ends, axis=0, prepend=np.zeros_like(ends[:1])))
 
 
-def with_least(owner: Owners, clients: int, rng: Rng) -> Owners:
-    """Bring everyone up to `LEAST` rows, with random rows of those that have most."""
+def fill_up(owner: Owners, clients: int, rng: Rng) -> Owners:
+    """Bring every client up to `MIN_EXAMPLES` rows, with random rows of the largest clients."""
     size = np.bincount(owner, minlength=clients)
-    need = np.maximum(LEAST - size, 0)
-    # The highest level such that what lies above it covers the need.
-    low, high = LEAST, int(size.max())
+    need = np.maximum(MIN_EXAMPLES - size, 0)
+    # The highest level such that the rows above it cover the need.
+    low, high = MIN_EXAMPLES, int(size.max())
     while low < high:
         middle = (low + high + 1) // 2
         if np.maximum(size - middle, 0).sum() >= need.sum():
@@ -80,28 +79,28 @@ def with_least(owner: Owners, clients: int, rng: Rng) -> Owners:
     give = np.maximum(size - low, 0)
     givers = np.flatnonzero(give)
     give[rng.permutation(givers)[: give.sum() - need.sum()]] -= 1
-    return moved(owner, give, need, rng)
+    return move_rows(owner, give, need, rng)
 
 
-def moved(
+def move_rows(
     owner: Owners, give: Int[np.ndarray, " clients"], need: Int[np.ndarray, " clients"], rng: Rng
 ) -> Owners:
-    """Take `give` random rows from each client, and give them to those in need."""
+    """Take `give` random rows from each client, and assign them to the clients in need."""
     order = np.lexsort((rng.random(len(owner)), owner))
     size = np.bincount(owner, minlength=len(give))
     rank = np.arange(len(owner)) - (np.cumsum(size) - size)[owner[order]]
-    taken = order[rank < give[owner[order]]]
-    moved = owner.copy()
-    moved[rng.permutation(taken)] = np.repeat(np.arange(len(need)), need)
-    return moved
+    moved = order[rank < give[owner[order]]]
+    result = owner.copy()
+    result[rng.permutation(moved)] = np.repeat(np.arange(len(need)), need)
+    return result
 
 
-def require_enough(n: int, clients: int) -> None:
+def require_enough(examples: int, clients: int) -> None:
     """Raise unless each client can have one row to train on and one held out."""
-    if n < LEAST * clients:
+    if examples < MIN_EXAMPLES * clients:
         raise DataError(
-            f"{n} examples cannot give each of {clients} clients the two it needs, one to train on "
-            "and one held out"
+            f"{examples} examples are too few for {clients} clients: each needs one to train on "
+            "and one held out; use fewer clients"
         )
 
 

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, Final, final
 
 from perfed.data import Federation
-from perfed.data.columns import named
+from perfed.data.files import canonical_names
 from perfed.federation.protocol.errors import UNKNOWN
 from perfed.federation.protocol.messages import ClientInfo, JoinRequest, packed
 from perfed.federation.server.checks import read_client_info
@@ -238,7 +238,7 @@ class ClientManager:
         """The run begins with those who are here: they have their numbers from now on."""
         self._begun = True
         if not self.names:
-            self.names = tuple(named(set(self._at)))
+            self.names = tuple(canonical_names(set(self._at)))
         missing = [name for name in self.names if name not in self.infos]
         assert not missing, missing
 

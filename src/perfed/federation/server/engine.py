@@ -11,7 +11,7 @@ import numpy as np
 
 from perfed.core.errors import DivergedError
 from perfed.core.random import Purpose, fold, permuted
-from perfed.data.federation import FlatExamples
+from perfed.data import FlatExamples
 from perfed.evaluation import Evaluation, Evaluator, Scores, model_kinds, score_names
 from perfed.federation.protocol.messages import EvaluateRequest, TrainRequest, packed
 from perfed.federation.server.checks import (
@@ -61,7 +61,7 @@ class RemoteEngine(Engine):
     def _alone(self) -> Experiment:
         """The same experiment of one client with one row: for the shapes of all there is."""
         federation = self.experiment.federation
-        one = FlatExamples.joined(
+        one = FlatExamples.from_rows(
             np.zeros((1, *federation.example_shape), federation.train.x.dtype),
             np.zeros(1, federation.train.y.dtype),
             [1],

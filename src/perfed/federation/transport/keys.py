@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from perfed.core.errors import ConfigError
-from perfed.data.columns import named, shown
+from perfed.data.files import canonical_names, quote
 
 AUTHORITY, AUTHORITY_KEY = "ca.crt", "ca.key"
 SERVER, SERVER_CERTIFICATE, SERVER_KEY = "server", "server.crt", "server.key"
@@ -72,7 +72,7 @@ def make_keys(
         _check_name(name)
     twice = next((name for i, name in enumerate(clients) if name in clients[:i]), None)
     if twice is not None:
-        raise ConfigError(f"client {shown(twice)}: it is named twice; name each client once")
+        raise ConfigError(f"client {quote(twice)}: it is named twice; name each client once")
     if not 1 <= days <= _AUTHORITY_DAYS:
         raise ConfigError(f"{days} days: a certificate lasts from 1 to {_AUTHORITY_DAYS} days")
     wanted = {_general_name(host) for host in (*_LOOPBACK, *hosts)}
@@ -289,12 +289,12 @@ def _admitted(folder: Path) -> dict[str, bytes]:
         other = owners.setdefault(found[name], name)
         if other != name:
             raise ConfigError(
-                f"{folder}: clients {shown(other)} and {shown(name)} have the same key; remove "
+                f"{folder}: clients {quote(other)} and {quote(name)} have the same key; remove "
                 "one, or let `perfed keys` make it another"
             )
     if not found:
         raise ConfigError(f"{folder}: there is no client; `perfed keys` makes their keys")
-    return {name: found[name] for name in named(set(found))}
+    return {name: found[name] for name in canonical_names(set(found))}
 
 
 def _check_name(name: str) -> None:
@@ -302,7 +302,7 @@ def _check_name(name: str) -> None:
     good = name.strip() and all(c.isalnum() or c in "-_. " for c in name) and name[0] != "."
     if not good or len(name) > 100:
         raise ConfigError(
-            f"client {shown(name)}: a name is of letters, digits, spaces, -, _ and . (not first), "
+            f"client {quote(name)}: a name is of letters, digits, spaces, -, _ and . (not first), "
             "at most 100 of them"
         )
 
@@ -316,12 +316,12 @@ def _general_name(host: str) -> x509.GeneralName:
         digits = host.rpartition(".")[2].isdigit()
         if digits or len(host) > 253 or _HOST.fullmatch(host) is None:
             raise ConfigError(
-                f"host {shown(host)}: give a name or an IP address, without a port or brackets"
+                f"host {quote(host)}: give a name or an IP address, without a port or brackets"
             ) from None
         return x509.DNSName(host.lower())
     if address.is_unspecified or "%" in host:
         raise ConfigError(
-            f"host {shown(host)}: nobody can be reached there; give the address clients use"
+            f"host {quote(host)}: nobody can be reached there; give the address clients use"
         )
     return x509.IPAddress(address)
 

@@ -1,6 +1,6 @@
-"""Columns of CSV and Parquet files, checked cell by cell: the first fault is named by its place.
+"""Columns of CSV and Parquet files, checked cell by cell: errors name the first bad cell.
 
-Rows of a CSV file are numbered as a spreadsheet shows them: the header is row 1, and blank lines
+Rows of a CSV file have the numbers that a spreadsheet shows: the header is row 1, and blank lines
 count, although they are skipped. Rows of other files are numbered from 1.
 """
 
@@ -24,72 +24,74 @@ from jaxtyping import Float32, Int
 from perfed.core.errors import DataError
 
 NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-# A whole number as one writes it. Leading zeros make it a code, such as 007, and codes are text.
+# A whole number. With leading zeros, such as 007, it is a code, and codes are text.
 _WHOLE: Final = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})(\.0*)?")
 _EMPTY: Final = "the cell is empty; fill it in or drop the row"
-# Large enough for very wide rows, which must fit into one block.
+# A row must fit into a block, and rows may be very wide.
 _BLOCK: Final = 1 << 23
 
 
 @final
 @dataclass(frozen=True)
-class Texts:
-    """A column of names: the distinct ones as they are written, and which one each row holds."""
+class TextColumn:
+    """A column of text: its distinct values, as written, and the index of each row's value."""
 
     values: tuple[str, ...]
     index: Int[np.ndarray, " rows"]
 
-    def first(self, wanted: set[str]) -> int | None:
-        """The first row that holds one of these values."""
-        hit = np.array([value in wanted for value in self.values], bool)
-        return _first(hit[self.index])
+    def find(self, values: set[str]) -> int | None:
+        """The first row that has one of these values."""
+        matches = np.array([value in values for value in self.values], bool)
+        return _first(matches[self.index])
 
 
 @final
 @dataclass(frozen=True)
 class Sheet:
-    """What was asked of a file: columns of numbers side by side, and columns of names."""
+    """Columns of a file: those of numbers as one array, and those of text by name."""
 
     numbers: Float32[np.ndarray, "rows columns"]
-    texts: dict[str, Texts]
+    texts: dict[str, TextColumn]
 
 
 @final
 @dataclass(frozen=True)
-class Fault:
-    """What is wrong with a cell, and in which row of the data it is, counted from 0."""
+class CellError:
+    """What is wrong with a cell, and its row of the data, counted from 0."""
 
     row: int
-    says: str
+    message: str
 
 
-def fault(path: Path, says: str, row: int | None = None, what: str | None = None) -> DataError:
-    """The error for a file, or for one row (counted from 0) and column or array of it."""
-    number = None if row is None else f"row {_shown_row(path, row)}"
-    place = ", ".join(part for part in (str(path), number, what) if part is not None)
-    return DataError(f"{place}: {says}")
+def file_error(
+    path: Path, message: str, row: int | None = None, place: str | None = None
+) -> DataError:
+    """The error for a file, or for a row (counted from 0) and a column or array of it."""
+    number = None if row is None else f"row {_row_number(path, row)}"
+    where = ", ".join(part for part in (str(path), number, place) if part is not None)
+    return DataError(f"{where}: {message}")
 
 
-def shown(value: object) -> str:
-    """A value as messages show it: text in quotes, cut where it is long."""
+def quote(value: object) -> str:
+    """A value for a message: text in quotes, shortened if it is long."""
     if not isinstance(value, str):
         return str(value)
     return json.dumps(value if len(value) <= 40 else value[:40] + "...", ensure_ascii=False)
 
 
-def listed(values: Sequence[str]) -> str:
-    """Names as messages list them; of many, the first dozen."""
+def quote_list(values: Sequence[str]) -> str:
+    """Names for a message; of many, the first dozen."""
     more = f" and {len(values) - 12} more" if len(values) > 12 else ""
-    return ", ".join(shown(value) for value in values[:12]) + more
+    return ", ".join(quote(value) for value in values[:12]) + more
 
 
-def named(values: set[str]) -> dict[str, str]:
-    """The name each text stands for: in the order of size for whole numbers, else of the letters.
+def canonical_names(values: set[str]) -> dict[str, str]:
+    """One name for each text: sorted by size if all are whole numbers, else alphabetically.
 
-    Whole numbers and truth values are written in several ways (1 and 1.0, true and True), which
-    depends on what wrote the file; each is given one name.
+    Programs write whole numbers and Booleans in several ways (1 and 1.0, true and True); these get
+    the same name.
     """
-    texts = sorted(values)  # so that ties, too, have one order
+    texts = sorted(values)  # a fixed order for ties
     if all(_WHOLE.fullmatch(value) for value in texts):
         whole = {value: int(value.partition(".")[0]) for value in texts}
         return {value: str(whole[value]) for value in sorted(texts, key=lambda v: whole[v])}
@@ -98,7 +100,7 @@ def named(values: set[str]) -> dict[str, str]:
     return {value: value for value in texts}
 
 
-def header(path: Path) -> tuple[str, ...]:
+def read_header(path: Path) -> tuple[str, ...]:
     """The names of a file's columns."""
     if path.suffix.lower() == ".csv":
         names = _csv_header(path)
@@ -106,30 +108,32 @@ def header(path: Path) -> tuple[str, ...]:
         try:
             names = tuple(pyarrow.parquet.read_schema(path).names)
         except (pa.ArrowException, OSError) as error:
-            raise _parquet_fault(path, error) from None
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise fault(path, f"two columns are named {shown(twice[0])}; rename or drop one")
+            raise _parquet_error(path, error) from None
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise file_error(path, f"two columns are named {quote(repeated[0])}; rename or drop one")
     return names
 
 
-def require_columns(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
+def require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) -> None:
     """Raise unless the file has all these columns."""
-    for name in wanted:
+    for name in names:
         if name not in columns:
-            says = f"there is no column {shown(name)}; the columns are {listed(columns)}"
+            message = f"no column {quote(name)}; the columns are {quote_list(columns)}"
             close = get_close_matches(name, columns, n=1)
             if len(columns) == 1 and path.suffix.lower() == ".csv":
-                says += "; cells must be separated by commas"
+                message += "; cells must be separated by commas"
             elif close:
-                says += f"; did you mean {shown(close[0])}?"
+                message += f"; did you mean {quote(close[0])}?"
             else:
-                says += "; add it or name another"
-            raise fault(path, says)
+                message += "; add it or use another"
+            raise file_error(path, message)
 
 
-def read(path: Path, columns: Sequence[str], numeric: Sequence[str], text: Sequence[str]) -> Sheet:
-    """Some columns of a file, without a fault in any cell; `columns` are all that it has."""
+def read_columns(
+    path: Path, columns: Sequence[str], numeric: Sequence[str], text: Sequence[str]
+) -> Sheet:
+    """Some columns of a file, every cell of them checked; `columns` are all that it has."""
     if path.suffix.lower() == ".csv":
         table = _read_csv(path, numeric, text)
     else:
@@ -137,69 +141,69 @@ def read(path: Path, columns: Sequence[str], numeric: Sequence[str], text: Seque
             with pyarrow.parquet.ParquetFile(path) as file:
                 table = file.read(columns=[*numeric, *text])
         except (pa.ArrowException, OSError) as error:
-            raise _parquet_fault(path, error) from None
+            raise _parquet_error(path, error) from None
     if table.num_rows == 0:
-        raise fault(path, "there are no rows; add some or remove the file")
+        raise file_error(path, "no rows; add some or remove the file")
     numbers = np.empty((table.num_rows, len(numeric)), np.float32)
-    texts: dict[str, Texts] = {}
-    faults: list[tuple[Fault, str]] = []
+    texts: dict[str, TextColumn] = {}
+    errors: list[tuple[CellError, str]] = []
     for i, name in enumerate(numeric):
         column = _numbers(table[name])
-        if isinstance(column, Fault):
-            faults.append((column, name))
+        if isinstance(column, CellError):
+            errors.append((column, name))
         else:
             numbers[:, i] = column
     for name in text:
-        found = texts_of(table[name])
-        if isinstance(found, Fault):
-            faults.append((found, name))
+        values = to_text(table[name])
+        if isinstance(values, CellError):
+            errors.append((values, name))
         else:
-            texts[name] = found
-    if faults:
-        first, name = min(faults, key=lambda pair: (pair[0].row, columns.index(pair[1])))
-        raise fault(path, first.says, first.row, f"column {shown(name)}")
+            texts[name] = values
+    if errors:
+        first, name = min(errors, key=lambda pair: (pair[0].row, columns.index(pair[1])))
+        raise file_error(path, first.message, first.row, f"column {quote(name)}")
     return Sheet(numbers, texts)
 
 
-def texts_of(column: Any) -> Texts | Fault:
-    """An Arrow column of text, whole numbers or truth values as names; spaces around them go."""
+def to_text(column: Any) -> TextColumn | CellError:
+    """An Arrow column of text, whole numbers or Booleans as text, stripped of spaces."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
     floating = pa.types.is_floating(kind)
     tests = (_is_text, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
     if pa.types.is_null(kind):
-        return Fault(0, _EMPTY)
+        return CellError(0, _EMPTY)
     if not floating and not any(test(kind) for test in tests):
-        return Fault(0, f"the cell holds a {kind}; use text or whole numbers")
+        return CellError(0, f"the cell has type {kind}; use text or whole numbers")
     if floating:
         column = column.cast(pa.float64())
-    # Only the distinct values become text, so long columns stay cheap.
+    # Only distinct values are converted to text, for speed.
     encoded = column.dictionary_encode().combine_chunks()
     distinct = [value.strip() for value in encoded.dictionary.cast(pa.string()).to_pylist()]
-    if floating:  # some writers mark a missing cell so
+    if floating:  # some programs write missing cells so
         distinct = ["" if value == "nan" else value for value in distinct]
     index = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-    texts = Texts((*distinct, ""), index.astype(np.int32))
-    # A quote that is never closed makes the rows after it one long name.
+    texts = TextColumn((*distinct, ""), index.astype(np.int32))
+    # A quote that is not closed makes one text of all rows after it.
     broken = {value for value in distinct if "\n" in value or "\r" in value}
-    wrong = texts.first({"", *broken})
+    wrong = texts.find({"", *broken})
     if wrong is None:
         return replace(texts, values=tuple(distinct))
-    runs_on = texts.values[texts.index[wrong]] in broken
-    return Fault(wrong, "the cell has several lines; close its quote" if runs_on else _EMPTY)
+    several = texts.values[texts.index[wrong]] in broken
+    return CellError(wrong, "the cell has several lines; close its quote" if several else _EMPTY)
 
 
-def narrowed(wide: np.ndarray) -> tuple[Float32[np.ndarray, " ..."], int | None, str]:
-    """Numbers as float32, with the first row that has one it cannot hold, and what to say of it."""
+def to_float32(wide: np.ndarray) -> tuple[Float32[np.ndarray, " ..."], int | None, str]:
+    """Numbers as float32, the first row with one that does not fit, and what is wrong with it."""
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     good = np.isfinite(narrow)
     if good.all():
-        # Times in seconds, say, or numbers of accounts: large, and all but alike.
+        # Times in seconds, for example, are large and differ little.
         if len(wide) and np.abs(narrow - wide).max() > 0.05 * np.std(wide, dtype=np.float64) > 0:
-            says = "the values differ by less than 32-bit floats can tell; subtract an offset"
-            return narrow, 0, says
+            message = "the values differ too little for 32-bit floats; subtract an offset"
+            return narrow, 0, message
         return narrow, None, ""
     row = int(np.argmin(good.reshape(len(good), -1).all(axis=1)))
     value = wide[row][~good[row]].flat[0]
@@ -210,50 +214,52 @@ def narrowed(wide: np.ndarray) -> tuple[Float32[np.ndarray, " ..."], int | None,
     return narrow, row, f"the value {value:g} is too large for a 32-bit float; rescale it"
 
 
-def _numbers(column: Any) -> Float32[np.ndarray, " rows"] | Fault:
+def _numbers(column: Any) -> Float32[np.ndarray, " rows"] | CellError:
     """An Arrow column as float32."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
     if pa.types.is_null(kind):
-        return Fault(0, _EMPTY)
+        return CellError(0, _EMPTY)
     plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if not plain and not pa.types.is_boolean(kind) and not pa.types.is_decimal(kind):
-        return _text_fault(column)
+        return _text_error(column)
     if column.null_count or not plain:  # NaN stands for an empty cell
         column = column.cast(pa.float64())
-    narrow, row, says = narrowed(column.to_numpy())
+    narrow, row, message = to_float32(column.to_numpy())
     if row is None:
         return narrow
-    return Fault(row, says if column[row].is_valid else _EMPTY)
+    return CellError(row, message if column[row].is_valid else _EMPTY)
 
 
-def _text_fault(column: Any) -> Fault:
-    """The first cell that is no number in a column that should hold numbers."""
+def _text_error(column: Any) -> CellError:
+    """The first cell that is not a number in a column of numbers."""
     row = 0
     if _is_text(column.type):
         good = pc.match_substring_regex(column, rf"^\s*({NUMBER})\s*$").fill_null(False)
         row = _first(~good.to_numpy()) or 0
     if not column[row].is_valid:
-        return Fault(row, _EMPTY)
-    value = shown(column[row].as_py())
-    return Fault(row, f"the cell holds {value}, not a number; use numbers or leave the column out")
+        return CellError(row, _EMPTY)
+    value = quote(column[row].as_py())
+    return CellError(
+        row, f"the cell has {value}, not a number; use numbers or leave the column out"
+    )
 
 
 def _read_csv(path: Path, numeric: Sequence[str], text: Sequence[str]) -> Any:
-    """The columns as Arrow reads them; those that should be numeric and are not, as text."""
-    table = _parsed(path, [*numeric, *text], text)
+    """The columns as Arrow reads them; those that should be numbers and are not, as text."""
+    table = _parse(path, [*numeric, *text], text)
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
     wrong = [name for name in numeric if not any(test(table[name].type) for test in tests)]
-    if wrong:  # dates and times too: messages show what the file says
-        again = _parsed(path, wrong, wrong)
+    if wrong:  # as text, so that messages show dates and times as in the file
+        again = _parse(path, wrong, wrong)
         for name in wrong:
             table = table.set_column(table.schema.get_field_index(name), name, again[name])
     return table
 
 
-def _parsed(path: Path, columns: Sequence[str], text: Sequence[str]) -> Any:
-    """A CSV file's columns, of which some are text whatever they look like."""
+def _parse(path: Path, columns: Sequence[str], text: Sequence[str]) -> Any:
+    """A CSV file's columns, some of them always as text."""
     try:
         return pyarrow.csv.read_csv(
             path,
@@ -267,27 +273,29 @@ def _parsed(path: Path, columns: Sequence[str], text: Sequence[str]) -> Any:
             ),
         )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise _csv_fault(path, error) from None
+        raise _csv_error(path, error) from None
 
 
 def _csv_header(path: Path) -> tuple[str, ...]:
     try:
         cells = next((cells for _, cells in _records(path)), None)
     except (csv.Error, OSError) as error:
-        raise fault(path, f"cannot be read as CSV ({_line(error)}); check its quotes") from None
+        raise file_error(
+            path, f"cannot be read as CSV ({_line(error)}); check its quotes"
+        ) from None
     if cells is None:
-        raise fault(path, "the file is empty; its first row must name the columns")
+        raise file_error(path, "the file is empty; its first row must name the columns")
     if not _is_utf8(cells):
-        raise _csv_fault(path, None)
+        raise _csv_error(path, None)
     return tuple(cells)
 
 
-def _parquet_fault(path: Path, error: Exception) -> DataError:
-    return fault(path, f"cannot be read as Parquet ({_line(error)}); write it anew")
+def _parquet_error(path: Path, error: Exception) -> DataError:
+    return file_error(path, f"cannot be read as Parquet ({_line(error)}); write it again")
 
 
-def _csv_fault(path: Path, error: Exception | None) -> DataError:
-    """Why a CSV file could not be read: the first row that is at fault, found one by one."""
+def _csv_error(path: Path, error: Exception | None) -> DataError:
+    """Why a CSV file cannot be read: the first bad row."""
     columns = None
     try:
         for row, cells in _records(path):
@@ -297,34 +305,34 @@ def _csv_fault(path: Path, error: Exception | None) -> DataError:
                     f"{path}, row {row}: the text is not UTF-8; save the file as UTF-8"
                 )
             if len(cells) != columns:
-                says = f"{len(cells)} cells, but the header has {columns}; make them as many"
-                return DataError(f"{path}, row {row}: {says}")
+                message = f"{len(cells)} cells, but the header has {columns}; correct the row"
+                return DataError(f"{path}, row {row}: {message}")
     except (csv.Error, OSError):
-        pass  # what Arrow says is shown instead
-    return fault(path, f"cannot be read as CSV ({_line(error)}); check its quotes")
+        pass  # Arrow's own message is used
+    return file_error(path, f"cannot be read as CSV ({_line(error)}); check its quotes")
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV file that are not blank, with the numbers a spreadsheet gives them."""
+    """The rows of a CSV file that are not blank, with the numbers a spreadsheet shows."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for number, cells in enumerate(csv.reader(file), 1):
             if cells:
                 yield number, cells
 
 
-def _shown_row(path: Path, row: int) -> int:
+def _row_number(path: Path, row: int) -> int:
     if path.suffix.lower() != ".csv":
         return row + 1
     try:
         return next(number for i, (number, _) in enumerate(_records(path)) if i == row + 1)
-    except (csv.Error, StopIteration):  # quotes that the two readers take differently
+    except (csv.Error, StopIteration):  # the two readers differ about quotes
         return row + 2
 
 
 def _is_utf8(cells: Sequence[str]) -> bool:
     try:
         "".join(cells).encode()
-    except UnicodeEncodeError:  # a byte that was no UTF-8 was kept as half a surrogate pair
+    except UnicodeEncodeError:  # bytes that are not UTF-8 were read as surrogates
         return False
     return True
 
@@ -339,5 +347,5 @@ def _first(mask: np.ndarray) -> int | None:
 
 
 def _line(error: object) -> str:
-    """The first line of an error, and not too much of it."""
+    """The first line of an error, shortened."""
     return (str(error).splitlines() or [""])[0][:120]
