@@ -119,6 +119,33 @@ def test_inputs_scaled_by_each_client(tmp_path: Path) -> None:
     np.testing.assert_allclose(adapted.model.scaling.shift[0, 1], 66, atol=4)
 
 
+@pytest.mark.parametrize(
+    ("setting", "clip"), [("", 10.0), ("clip = 1.5", 1.5), ('clip = "none"', None)]
+)
+def test_inputs_scaled_by_each_client_are_clipped_as_in_training(
+    tmp_path: Path, setting: str, clip: float | None
+) -> None:
+    """A new client clips its inputs where the clients of the run did."""
+    run = trained(tmp_path, "fedavg", f'standardize = "client"\n{setting}')
+    model = load_model(run / "model.safetensors")
+    assert model.uses.clip == clip
+    columns = {k: v for k, v in ward(4).items() if k != "cost"}
+    adapted = adapt(model, client_rows(model.uses, write_csv(tmp_path / "new.csv", columns)))
+    scaling = adapted.model.scaling
+    assert scaling is not None
+    limit = np.inf if clip is None else clip
+    assert scaling.clip.tolist() == [limit]
+    far = np.array([[50.0, 66.0], [50.0, 1e4]])
+    inputs = scaling(far, 0)
+    assert np.abs(inputs[1]).max() == (limit if clip else np.abs(inputs).max())
+    out = tmp_path / "own.safetensors"
+    out.write_bytes(adapted.model.to_bytes())
+    saved = load_model(out)
+    assert saved.uses.clip == clip
+    assert saved.scaling is not None
+    np.testing.assert_array_equal(saved.scaling.clip, scaling.clip)
+
+
 def test_a_regression(tmp_path: Path) -> None:
     extra = 'task = "regression"\nstandardize = "feature"\nstandardize_target = true'
     run = trained(tmp_path, "pfedme", extra, label="cost")

@@ -98,7 +98,8 @@ def adapt(
         out = hold_out_mask(strata, np.zeros(len(pool.y), int), test_fraction, rng)
     scaling = model.scaling
     if uses.standardize == "client":
-        scaling = Scaling.fit("feature", pool.x[~out], np.array([np.sum(~out)]))
+        clip = np.inf if uses.clip is None else uses.clip
+        scaling = Scaling.fit("feature", pool.x[~out], np.array([np.sum(~out)]), clip=clip)
     y = pool.y if uses.labels is not None else (pool.y - model.target[0]) / model.target[1]
     y = y.astype(np.int32 if uses.labels is not None else np.float32)
     task = Task(model.model, uses.model.get("l2", 0.0))

@@ -1,6 +1,6 @@
 """Models in files: parameters, and all it takes to use them, in one safetensors file.
 
-Tensors `params.*` are the parameters; `shift` and `scale` ((x - shift) * scale), where inputs are
+Tensors `params.*` are the parameters; `shift`, `scale` and `clip` (see `Scaling`), where inputs are
 scaled alike for all clients or the model is one client's own; `target` (shift and spread of a
 regression's targets). The header's metadata hold `perfed`, a JSON text: the model's and the
 method's configuration, the inputs' shape and type, the names of classes, symbols and columns.
@@ -44,6 +44,8 @@ class Uses:
         shape: of one input.
         dtype: of inputs before scaling.
         standardize: how inputs are scaled: `client` by each client's own data.
+        clip: inputs that a client standardizes by its own data are clipped at this many deviations;
+            None: they are not.
         labels: the classes' names; None: a regression.
         vocabulary: the symbols, if inputs are positions among them.
         features: the names of the inputs' columns, if they have any.
@@ -57,6 +59,7 @@ class Uses:
     shape: tuple[int, ...]
     dtype: str
     standardize: str
+    clip: float | None
     labels: tuple[str, ...] | None
     vocabulary: tuple[str, ...] | None
     features: tuple[str, ...] | None
@@ -143,6 +146,7 @@ def saved_model(
     data, scaling = config["data"], federation.scaling
     own_scale = scaling is not None and not scaling.shared
     standardize = data.get("standardize") or ("none" if scaling is None else "unit")
+    clip = data.get("clip", "none") if scaling is None else float(scaling.clip[0])
     uses = Uses(
         config["model"],
         config["method"],
@@ -150,6 +154,7 @@ def saved_model(
         federation.example_shape,
         str(federation.train.x.dtype),
         "client" if own_scale else standardize,
+        None if clip in ("none", float("inf")) else clip,
         federation.labels,
         federation.vocabulary,
         federation.features,
