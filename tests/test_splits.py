@@ -133,6 +133,8 @@ def test_held_out_parts(labels: list[int], groups: int, fraction: float, seed: i
         ({"test_from": "train"}, "test_from"),
         ({"standardize": "log"}, "standardize"),
         ({"standardize_target": True}, "standardize_target"),
+        ({"clip": 0.0}, "clip"),
+        ({"clip": "off"}, "clip"),
         ({"sede": 1}, "sede"),
         ({"seed": -1}, "seed"),
         ({"clients": 2.5}, "clients"),

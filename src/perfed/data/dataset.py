@@ -106,14 +106,15 @@ class Dataset:
         """The kind of scaling and where it clips, checked."""
         kind = standardize or self.standardize
         require_choice("standardize", kind, get_args(Standardize))
-        limit = float("inf") if clip == "none" else float(clip)
-        require(limit > 0, "clip", clip, 'must be a number greater than 0, or "none"')
+        limit = float("inf") if clip == "none" else clip
+        positive = isinstance(limit, int | float) and limit > 0
+        require(positive, "clip", clip, 'must be a number greater than 0, or "none"')
         text = 'these inputs are characters of texts, which are not scaled; use "none"'
         require(self.vocabulary is None or kind == "none", "standardize", kind, text)
         classes = "is for regressions, and these data have classes; leave it out"
         fits = self.labels is None or not standardize_target
         require(fits, "standardize_target", standardize_target, classes)
-        return kind, limit
+        return kind, float(limit)
 
     def _test_source(
         self, split: Split, test_from: TestFrom | None, test_fraction: float | None
