@@ -111,7 +111,7 @@ def test_run_resume_report_adapt_and_predict(tmp_path: Path, config: Path) -> No
     done("report", tmp_path / "run", "--out", tmp_path / "page.html")
     assert "mr-mtl" in (tmp_path / "page.html").read_text()
 
-    client = load("digits", clients=4, split="iid").train.of(0)
+    client = load("digits", clients=4, split="iid").train.client(0)
     np.savez(tmp_path / "new.npz", x=client[0], y=client[1])
     own = tmp_path / "own.safetensors"
     assert "accuracy" in done(

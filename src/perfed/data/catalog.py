@@ -103,7 +103,11 @@ def prepare(source: str, **settings: Any) -> Callable[[], Federation]:
 
 
 def load(source: str, **settings: Any) -> Federation:
-    """A federation by name: `load("mnist", split="dirichlet", clients=100, alpha=0.1)`.
+    """A federation by name.
+
+        >>> import perfed
+        >>> perfed.load("digits", split="dirichlet", clients=4, alpha=0.1).clients
+        4
 
     The settings are those of `[data]` in a configuration; `perfed data list` shows the sources and
     splits.
