@@ -214,15 +214,15 @@ def sorted_rows(classes: int = 10, each: int = 200) -> LabeledRows:
     return LabeledRows(np.repeat(np.arange(classes), each).astype(np.int32), classes)
 
 
-def dealt(split: Split, rows: LabeledRows, seed: int = 0) -> np.ndarray:
-    """How many rows of each class each client is dealt."""
+def assigned(split: Split, rows: LabeledRows, seed: int = 0) -> np.ndarray:
+    """The number of rows of each class of each client."""
     owner, names = split.assign(rows, np.random.default_rng(seed))
     return label_counts(rows.y, owner, len(names), rows.classes or 1)
 
 
 def test_iid_shuffles() -> None:
     """From sorted rows, everyone still gets all classes in equal parts, to within chance."""
-    counts = dealt(IIDSplit(10), sorted_rows())
+    counts = assigned(IIDSplit(10), sorted_rows())
     assert counts.sum(axis=1).tolist() == [200] * 10
     assert np.abs(counts - 20).max() < 5 * np.sqrt(20)
 
@@ -251,20 +251,20 @@ def test_quantity_skew_follows_its_concentration() -> None:
 
     def spread(alpha: float) -> float:
         split, rows = QuantitySplit(20, alpha), sorted_rows(each=1000)
-        sizes = [dealt(split, rows, seed).sum(axis=1) for seed in range(20)]
+        sizes = [assigned(split, rows, seed).sum(axis=1) for seed in range(20)]
         return float(np.sqrt(np.var(sizes, axis=1).mean()) / 500)
 
     # The relative spread of a DirichletSplit(c x 20) part is sqrt(19 / (20 c + 1)).
     assert spread(0.5) == pytest.approx(np.sqrt(19 / 11), rel=0.25)
     assert spread(50.0) == pytest.approx(np.sqrt(19 / 1001), rel=0.25)
-    counts = dealt(QuantitySplit(5, 5.0), sorted_rows(each=1000))
+    counts = assigned(QuantitySplit(5, 5.0), sorted_rows(each=1000))
     mixture = counts / counts.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(mixture, 0.1, atol=0.05)
 
 
 def test_shards_are_assigned_at_random() -> None:
     """A client's shards seldom touch each other; each holds one label or two."""
-    counts = dealt(ShardSplit(10, 2), sorted_rows())
+    counts = assigned(ShardSplit(10, 2), sorted_rows())
     assert np.count_nonzero(counts, axis=1).max() <= 4
     held = [np.flatnonzero(row) for row in counts]
     apart = sum(bool(len(h) > 1 and np.diff(h).max() > 1) for h in held)
@@ -273,7 +273,7 @@ def test_shards_are_assigned_at_random() -> None:
 
 def test_per_fedavg_pairs_all_kinds_of_classes() -> None:
     """The minor and the major class of the second half come in other pairs from turn to turn."""
-    counts = dealt(PerFedAvgSplit(50, a=4), sorted_rows(each=600))[25:]
+    counts = assigned(PerFedAvgSplit(50, a=4), sorted_rows(each=600))[25:]
     pairs = {(int(row[:5].argmax()), int(row[5:].argmax())) for row in counts}
     assert len(pairs) == 25
 
@@ -349,7 +349,7 @@ def test_balanced_dirichlet_keeps_its_mixtures_uneven() -> None:
 def test_balanced_dirichlet_bends_mixtures_as_little_as_it_must() -> None:
     """With one class ten times as common, mixtures still differ, and every class is used up."""
     y = np.repeat(np.arange(4), [4000, 400, 400, 400]).astype(np.int32)
-    counts = dealt(DirichletSplit(20, 1.0, balanced=True), LabeledRows(y, 4))
+    counts = assigned(DirichletSplit(20, 1.0, balanced=True), LabeledRows(y, 4))
     assert counts.sum(axis=0).tolist() == [4000, 400, 400, 400]
     assert set(counts.sum(axis=1)) == {260}
     # Without fitting, rows that do not fit are moved at random, and all mixtures become alike.
