@@ -18,7 +18,9 @@ from perfed.data import Federation
 from perfed.methods.schedules import Harmonic, Polynomial
 from perfed.runs.config import Config
 from perfed.theory.advice import advise, candidates
-from perfed.theory.conditions import Condition, Diagnosis, diagnose, inner_steps
+from perfed.theory.conditions import Condition, Diagnosis
+from perfed.theory.diagnosis import diagnose
+from perfed.theory.pfedme import inner_steps
 from perfed.theory.targets import message_bytes, sent_examples, within_bytes, within_seconds
 from problems import QUADRATIC, experiment, federation, noisy, quadratics
 from test_theory import some_constants
@@ -99,7 +101,7 @@ def test_a_target_of_time_counts_real_cohorts() -> None:
     seconds = advised.train(advised.build()).costs.seconds
     assert seconds is not None
     assert 100 < seconds[-1] < 230
-    with pytest.raises(ConfigError, match="not one round"):
+    with pytest.raises(ConfigError, match="a single round takes longer"):
         within_seconds(config, engine, sent_examples(engine), 1e-6)
 
 
@@ -343,7 +345,7 @@ def test_diagnose_and_advise_from_the_command_line(tmp_path: Path) -> None:
     assert "What breaking it risks" in page
     none = perfed("diagnose", tmp_path)
     assert none.returncode == 2
-    assert "no folder of a run" in none.stderr
+    assert "is not a run folder" in none.stderr
     wrong = perfed("diagnose", out, "--after", 3)
     assert wrong.returncode == 2
     assert "--after" in wrong.stderr

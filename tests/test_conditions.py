@@ -24,9 +24,11 @@ from perfed.methods import Received
 from perfed.methods.schedules import Harmonic
 from perfed.runs.presets import fedpaq
 from perfed.theory import bounds
-from perfed.theory.conditions import Condition, Diagnosis, diagnose
-from perfed.theory.constants import Constants, Effort, Estimate, measure
+from perfed.theory.conditions import Condition, Diagnosis
+from perfed.theory.constants import Constants, Effort, measure
+from perfed.theory.diagnosis import diagnose
 from perfed.theory.distances import example_distances, label_distances
+from perfed.theory.estimates import Estimate
 from perfed.theory.study import study
 from problems import LOGISTIC, QUADRATIC, Linear, context, experiment, f32, federation, start
 from test_theory import some_constants

@@ -11,14 +11,13 @@ from scipy.stats import wasserstein_distance
 from perfed import Federation, FieldError, load
 from perfed.data import Scaling
 from perfed.theory.distances import (
-    _chosen,
     distance_matrix,
     example_distances,
     feature_distances,
-    groups,
     label_distances,
-    sliced_distances,
 )
+from perfed.theory.groups import groups
+from perfed.theory.wasserstein import choose_method
 
 Parts = list[tuple[np.ndarray, np.ndarray]]
 
@@ -306,29 +305,6 @@ def test_sliced_bounds_hold_the_exact_distance(name: str) -> None:
     _, low, high, method = feature_distances(data, label_cost=cost, method="sliced")
     assert method == "sliced"
     assert np.all((low > 0) & (low <= exact) & (exact <= high))
-    assert np.all(sliced_distances(data, label_cost=cost).value <= low)
-
-
-def test_sliced_distance_by_hand() -> None:
-    """In the plane a random direction sees 2/pi of a length, and on a line all of it."""
-    plane = sliced_distances(placed([[0, 0]], [[3, 4]]), label_cost=0, directions=2000)
-    np.testing.assert_array_less(np.abs(plane.value - 5 / 2 * 2 / np.pi), 4 * plane.error)
-    assert np.all(plane.error < 0.05)
-    line = sliced_distances(placed([[0]], [[1], [3]]), label_cost=0)
-    np.testing.assert_allclose(line.value, [1, 1])
-    np.testing.assert_allclose(line.error, 0, atol=1e-12)
-
-
-def test_sliced_standard_error_is_honest() -> None:
-    """Over 60 seeds the values spread as they say, around what very many directions give."""
-    data = mixed()
-    runs = [sliced_distances(data, directions=32, seed=seed) for seed in range(60)]
-    values, errors = (np.array(part) for part in zip(*runs, strict=True))
-    np.testing.assert_allclose(values.std(axis=0, ddof=1), errors.mean(axis=0), rtol=0.3)
-    truth = sliced_distances(data, directions=4000, seed=1000).value
-    assert np.mean(np.abs(values - truth) <= 2 * errors) > 0.88
-    again = sliced_distances(data, directions=32, seed=5)
-    np.testing.assert_array_equal(again.value, values[5])
 
 
 def test_what_does_not_fit_is_refused_or_sliced() -> None:
@@ -343,11 +319,11 @@ def test_what_does_not_fit_is_refused_or_sliced() -> None:
 
 
 def test_auto_goes_by_what_all_cost_matrices_take() -> None:
-    assert _chosen("auto", np.array([40_000_000] * 5)) == "exact"
-    assert _chosen("auto", np.array([40_000_000] * 6)) == "sinkhorn"
-    assert _chosen("auto", np.array([60_000_000])) == "sinkhorn"
-    assert _chosen("auto", np.array([60_000_000] * 51)) == "sliced"
-    assert _chosen("auto", np.array([201_000_000])) == "sliced"
+    assert choose_method("auto", np.array([40_000_000] * 5)) == "exact"
+    assert choose_method("auto", np.array([40_000_000] * 6)) == "sinkhorn"
+    assert choose_method("auto", np.array([60_000_000])) == "sinkhorn"
+    assert choose_method("auto", np.array([60_000_000] * 51)) == "sliced"
+    assert choose_method("auto", np.array([201_000_000])) == "sliced"
 
 
 # Matrices

@@ -25,7 +25,9 @@ from perfed.core.objective import ALL
 from perfed.data import Federation
 from perfed.methods.schedules import Harmonic
 from perfed.theory import bounds
-from perfed.theory.constants import Constants, Effort, Estimate, lanczos, measure
+from perfed.theory.constants import Constants, Effort, measure
+from perfed.theory.estimates import Estimate
+from perfed.theory.lanczos import extremes, lanczos
 from perfed.theory.stationarity import decay, stationarity
 from problems import (
     DIMENSION,
@@ -154,13 +156,11 @@ def test_lanczos_finds_the_ends_of_a_spectrum() -> None:
     basis = np.linalg.qr(rng.normal(size=(300, 300)))[0]
     values = np.concatenate([[-3.0, 10.0], rng.uniform(-1, 4, 298)])
     matrix = jnp.asarray(basis @ np.diag(values) @ basis.T, jnp.float32)
-    from perfed.theory.constants import _extremes
-
-    found = _extremes(*map(np.asarray, lanczos(lambda v: matrix @ v, jnp.ones(300), 25)))
+    found = extremes(*map(np.asarray, lanczos(lambda v: matrix @ v, jnp.ones(300), 25)))
     assert found.highest == pytest.approx(10, rel=1e-3)
     assert found.lowest == pytest.approx(-3, rel=1e-2)
     small = jnp.diag(jnp.array([2.0, 3.0]))
-    found = _extremes(*map(np.asarray, lanczos(lambda v: small @ v, jnp.ones(2), 9)))
+    found = extremes(*map(np.asarray, lanczos(lambda v: small @ v, jnp.ones(2), 9)))
     assert (found.lowest, found.highest) == pytest.approx((2, 3), rel=1e-5)
 
 
@@ -264,7 +264,9 @@ def test_lemma_4_3_holds_for_our_stochastic_gradient(D: int, D1: int, D2: int) -
         draws = np.asarray(jax.jit(jax.vmap(draw))(keys), np.float64)
         truth = np.asarray(method.meta_gradient(own, f32(w), ALL, ALL, ALL), np.float64)
         squares = np.sum((draws - truth) ** 2, axis=1)
-        variance = bounds.per_fedavg_variance(B, L, sigma_G, sigma_H, alpha, D, D1, D2)
+        variance = bounds.per_fedavg_variance(
+            B, L, sigma_G, sigma_H, alpha, bounds.BatchSizes(D, D1, D2)
+        )
         assert squares.mean() <= variance
         error = draws.std(axis=0).sum() / np.sqrt(len(draws))
         bias = bounds.per_fedavg_bias(L, sigma_G, alpha, D)
@@ -305,13 +307,15 @@ def test_lemmas_in_numbers() -> None:
     """The formulas with hand-reckoned values, each letter another number."""
     assert bounds.per_fedavg_smoothness(2, 3, 5, 0.1) == pytest.approx(8 + 1.5)
     assert bounds.per_fedavg_bias(2, 3, 0.5, 9) == pytest.approx(2)
-    value = bounds.per_fedavg_variance(B=1, L=2, sigma_G=3, sigma_H=4, alpha=0.5, D=9, D1=3, D2=2)
+    sizes = bounds.BatchSizes(D=9, D1=3, D2=2)
+    value = bounds.per_fedavg_variance(1, 2, 3, 4, 0.5, sizes)
     assert value == pytest.approx(12 * (1 + 9 * (1 / 3 + 1 / 9)) * (1 + 16 * 0.25 / 8) - 12)
     assert bounds.per_fedavg_diversity(2, 3, 5, 0.1) == pytest.approx(3 + 1728)
-    none = bounds.per_fedavg_variance(1, 2, 3, 4, 0.5, *[float("inf")] * 3)
+    none = bounds.per_fedavg_variance(1, 2, 3, 4, 0.5, bounds.BatchSizes(*[float("inf")] * 3))
     assert none == pytest.approx(0)
-    terms = bounds.theorem_4_5(gap=2, L=3, L_F=5, sigma_F2=7, gamma_F2=11, sigma_G=13, alpha=0.1,
-                               beta=0.01, tau=4, rounds=50, cohort=2, clients=5, D=10)  # fmt: skip
+    bias = bounds.per_fedavg_bias(L=3, sigma_G=13, alpha=0.1, D=10)
+    run = bounds.RunSize(rounds=50, local_steps=4, cohort=2, clients=5)
+    terms = bounds.theorem_4_5(2, 5, 7, 11, bias, 0.01, run)
     r = 2 / 5
     assert terms.start == pytest.approx(4 * 2 / (0.01 * 4 * 50))
     assert terms.noise == pytest.approx(0.05 * (1 + 0.05 * 12) * 7)
@@ -327,12 +331,12 @@ def test_lemmas_in_numbers() -> None:
     assert bounds.moreau_diversity(2, 1, 2) == float("inf")
     assert bounds.eta_hat_1(6, 3, 2) == pytest.approx(1 / (36 * (3 + 128 * 3 / 2)))
     assert bounds.eta_hat_2(2) == pytest.approx(1 / 600)
-    one = bounds.pfedme_theorem_1(3, 5, 0.1, 6, 3, 2, 4, 10, 2, 8)
+    one = bounds.pfedme_theorem_1(3, 5, 0.1, 6, 3, 2, bounds.RunSize(10, 4, 2, 8))
     assert one.sampling == pytest.approx(3 * 5 / (2 * 10 * 8))
     assert one.drift == pytest.approx((4 * 5 + 3.6) * 3 / (4 * (10 * 2 * 2) ** 2))
     assert one.inner == pytest.approx(36 * 0.1 / 2)
     assert one.start == pytest.approx(6 * np.exp(-bounds.eta_hat_1(6, 3, 2) * 10))
-    two = bounds.pfedme_theorem_2(3, 5, 0.1, 2, 2, 4, 10, 2, 8)
+    two = bounds.pfedme_theorem_2(3, 5, 0.1, 2, 2, bounds.RunSize(10, 4, 2, 8))
     assert two.start == pytest.approx(3 * 600 / 10)
     assert two.sampling == pytest.approx((3 * 2 * 5 * 3) ** 0.5 / 80**0.5)
     assert two.drift == pytest.approx(
@@ -356,10 +360,11 @@ def test_lemmas_in_numbers() -> None:
     N1, N2 = bounds.fedpaq_n(7, 0.5, 2, 5)
     assert pytest.approx(1.5 * 49 / 5 * (1 + 5 * lost)) == N1
     assert pytest.approx(49 / 5 * 6) == N2
-    last = bounds.fedpaq_theorem_2(2, 3, 7, 0.5, tau=4, rounds=25, cohort=2, clients=5)
+    run = bounds.RunSize(rounds=25, local_steps=4, cohort=2, clients=5)
+    last = bounds.fedpaq_theorem_2(2, 3, 7, 0.5, run)
     assert last == pytest.approx((12 / 10, N1 / 10, N2 * 3 / 100))
     B2 = bounds.fedpaq_b2(0.5, 2, 5)
-    longest = bounds.longest_period(0.5, rounds=25, tau=4, cohort=2, clients=5)
+    longest = bounds.longest_period(0.5, run)
     assert longest == pytest.approx(((B2**2 + 0.8) ** 0.5 - B2) / 8 * 10)
 
 

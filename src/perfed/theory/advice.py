@@ -22,8 +22,8 @@ from perfed.methods.schedules import Constant
 from perfed.runs.config import Config
 from perfed.runs.presets import PRESETS
 from perfed.theory import bounds
-from perfed.theory.conditions import inner_steps
 from perfed.theory.constants import Constants, Effort, measure
+from perfed.theory.pfedme import inner_steps
 from perfed.theory.pilot import VALIDATION, Log, PilotTrial, pilot_engine, run_pilot
 from perfed.theory.targets import Reason, sent_examples, within_bytes, within_seconds
 
@@ -31,18 +31,18 @@ from perfed.theory.targets import Reason, sent_examples, within_bytes, within_se
 _EFFORT = Effort(steps=20, examples=64, hessian_examples=1, hessian_clients=2, hessian_steps=4,
                  tensor_starts=1, tensor_steps=2)  # fmt: skip
 
-# Inner steps of pFedMe cost as much as all else of a round.
+# Inner steps of pFedMe are most of a round's cost.
 _MOST_INNER = 20
 
 
 @final
 @dataclass(frozen=True)
 class Advice:
-    """What is advised.
+    """Advised settings.
 
     Attributes:
-        values: a whole configuration, as a file would log it.
-        reasons: what is advised, line by line; also what was measured for it.
+        values: a whole configuration.
+        reasons: each advised setting with its reason, and the measured constants.
         trials: the pilot, best first.
         constants: what was measured.
     """
@@ -54,7 +54,7 @@ class Advice:
 
     @property
     def given(self) -> PilotTrial:
-        """How the settings as they were given did."""
+        """The pilot's trial of the settings as given."""
         return next(trial for trial in self.trials if not trial.settings)
 
 
@@ -68,66 +68,95 @@ def advise(
     """Advice for a configuration.
 
     Args:
-        values: the configuration, as a file says it.
-        target_bytes: what all uplink messages of the run may take.
-        target_seconds: what the run may take over its `[network]`.
-        log: told what is being done.
-        federation: the data, if they are at hand.
+        values: the configuration, as a file has it.
+        target_bytes: the budget for all uplink messages of the run.
+        target_seconds: the budget for the run's time over its `[network]`.
+        log: called with a line for each stage.
+        federation: the data; None: the configuration's.
     """
     given = _without_preset(deepcopy(values))
     config = Config.checked(given)
-    _check_targets(config, target_bytes, target_seconds)
+    target = _Target(target_bytes, target_seconds)
+    _check_target(config, target)
     federation = federation or config.build_federation()
-    # What a run with `validation` is scored on takes no part in choosing for it, either.
+    # The examples that a run with `validation` is scored on are not used here, either.
     part = config.scored(federation).validation(VALIDATION)
-    engine = pilot_engine(given, part)
-    if (target_bytes or target_seconds) and not any(engine.experiment.is_shared):
-        raise ConfigError(f"{config.method_name} sends nothing, so there is no target to keep")
-    constants = measure(engine, effort=_EFFORT, log=log)
-    if not 0 < constants.L.value < inf:
-        raise ConfigError(
-            f"the first model's curvature is {constants.L.value:g}, which says nothing of "
-            'step sizes; are inputs far too large? (data.standardize = "feature" makes them alike)'
-        )
-    settled_first, tried = candidates(config, constants)
+    constants = _measure(config, given, part, target, log)
+    from_constants, tried = candidates(config, constants)
     settled, reasons = deepcopy(given), _measured(constants, part)
-    reasons += _put(settled, [_batch(config, constants), *settled_first])
-    aimed = target_bytes is not None or target_seconds is not None
-    if aimed:
+    reasons += _put(settled, [*_batch(config, constants), *from_constants])
+    if target.given:
         log("one local update, to see how long messages are")
-        within = Config.checked(settled)
-        engine = within.build(config.scored(federation))
-        examples = sent_examples(engine)
-        reasons += _put(
-            settled,
-            within_bytes(within, engine, examples, target_bytes)
-            if target_bytes is not None
-            else within_seconds(within, engine, examples, target_seconds or inf),
-        )
+        reasons += _put(settled, _within(Config.checked(settled), federation, target))
     else:
         reasons += _unchanged(config, constants)
 
-    # Within a target, settings as given are those that keep to it.
-    trials = run_pilot(settled if aimed else given, settled, tried, part, log)
+    # With a target, the settings as given are replaced by those that keep to it.
+    trials = run_pilot(settled if target.given else given, settled, tried, part, log)
     best = trials[0]
     if best.loss == inf:
         raise DivergedError(
             "every candidate of the pilot diverged; inputs of a common scale usually help "
             '(data.standardize = "feature")'
         )
-    advised = settled if aimed or best.settings else given
+    advised = settled if target.given or best.settings else given
     if advised is given:
-        reasons = []  # what they would change does not pay
+        reasons = []  # none of them improves on it
     reasons += _put(advised, _chosen(config, constants, trials))
-    if target_bytes is not None:
-        reasons += _put(advised, _fewer_rounds(advised, best, target_bytes))
+    if target.bytes is not None:
+        reasons += _put(advised, _fewer_rounds(advised, best, target.bytes))
     Config.checked(advised)
     return Advice(advised, reasons, trials, constants)
 
 
+class _Target(NamedTuple):
+    """A budget of the run.
+
+    Attributes:
+        bytes: for all uplink messages.
+        seconds: over the `[network]`.
+    """
+
+    bytes: float | None
+    seconds: float | None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.bytes is not None or self.seconds is not None
+
+
+def _measure(
+    config: Config, given: dict[str, Any], part: Federation, target: _Target, log: Log
+) -> Constants:
+    """The constants at the first model, on the pilot's data."""
+    engine = pilot_engine(given, part)
+    if target.given and not any(engine.experiment.is_shared):
+        raise ConfigError(f"{config.method_name} sends nothing, so a target does not apply to it")
+    constants = measure(engine, effort=_EFFORT, log=log)
+    if not 0 < constants.L.value < inf:
+        raise ConfigError(
+            f"the first model's curvature is {constants.L.value:g}, from which no step size "
+            'follows; very large inputs are a common cause (set data.standardize = "feature")'
+        )
+    return constants
+
+
+def _within(config: Config, federation: Federation, target: _Target) -> list[Reason]:
+    """Settings that keep to the target."""
+    engine = config.build(config.scored(federation))
+    examples = sent_examples(engine)
+    if target.bytes is not None:
+        return within_bytes(config, engine, examples, target.bytes)
+    return within_seconds(config, engine, examples, target.seconds or inf)
+
+
 def _chosen(config: Config, c: Constants, trials: Sequence[PilotTrial]) -> list[Reason]:
-    """What the pilot decides."""
+    """The settings that the pilot decides."""
     best, name = trials[0], config.method_name
+    if len(trials) == 1:
+        why = "as given: it does not name its step sizes (Method.step_sizes), so none are compared"
+        return [Reason("method.name", name, why)]
     if not best.settings:
         why = f"as given: none of {len(trials)} candidates does better ({best.loss:.4g})"
         return [Reason("method.name", name, why)]
@@ -145,27 +174,37 @@ def _chosen(config: Config, c: Constants, trials: Sequence[PilotTrial]) -> list[
 
 
 def _fewer_rounds(values: dict[str, Any], best: PilotTrial, budget: float) -> list[Reason]:
-    """Fewer rounds, if messages of the pilot were longer than those that were looked at first."""
+    """Fewer rounds, if the pilot's messages were longer than the first examples."""
     if best.uplink * values.get("rounds", 100) <= budget:
         return []
-    why = f"messages of the pilot took {best.uplink:,.0f} bytes a round"
+    why = f"messages of the pilot took {best.uplink:,.0f} bytes per round"
     return [Reason("rounds", max(1, int(budget // best.uplink)), why)]
 
 
-def _check_targets(
-    config: Config, target_bytes: float | None, target_seconds: float | None
-) -> None:
-    if target_bytes is None and target_seconds is None:
-        return
-    if target_bytes is not None and target_seconds is not None:
+def _check_target(config: Config, target: _Target) -> None:
+    """Raise for what cannot be advised, before anything is measured."""
+    method, name = config.build_preset().method, config.method_name
+    has_candidates = isinstance(method, PFedMe) or bool(method.step_sizes)
+    if not target.given and not has_candidates:
+        raise ConfigError(
+            f"{name} does not name its step sizes (Method.step_sizes), so there is nothing to "
+            "choose from; --target-bytes and --target-time work without them"
+        )
+    if target.bytes is not None and target.seconds is not None:
         raise ConfigError("give one of --target-bytes and --target-time")
-    name, value = "--target-bytes", target_bytes
-    if value is None:
-        name, value = "--target-time", target_seconds
-        if config.network is None:
-            raise ConfigError("--target-time needs a [network]: how fast links and clients are")
-    if value is None or not 0 < value < inf:
-        raise ConfigError(f"{name} {value}: must be a number greater than 0")
+    if target.bytes is not None and not 0 < target.bytes < inf:
+        raise ConfigError(f"--target-bytes {target.bytes}: must be a number greater than 0")
+    if target.seconds is None:
+        return
+    if config.network is None:
+        raise ConfigError("--target-time needs a [network]: how fast links and clients are")
+    if not 0 < target.seconds < inf:
+        raise ConfigError(f"--target-time {target.seconds}: must be a number greater than 0")
+    if not method.local_steps:
+        raise ConfigError(
+            f"--target-time: {name} does not name the setting that counts its local steps "
+            "(Method.local_steps)"
+        )
 
 
 def _without_preset(values: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +234,7 @@ def _measured(c: Constants, federation: Federation) -> list[Reason]:
             "L",
             _rounded(c.L.value),
             f"the largest curvature, client {sharpest}'s; steps above 2/L = {2 / c.L.value:.3g} "
-            f"overshoot there, half of the clients allow {2 / np.median(c.client_L):.3g}",
+            f"overshoot there; half of the clients allow {2 / np.median(c.client_L):.3g}",
         ),
         Reason(
             "gamma_G",
@@ -206,22 +245,24 @@ def _measured(c: Constants, federation: Federation) -> list[Reason]:
     ]
 
 
-def _batch(config: Config, c: Constants) -> Reason:
-    """Enough examples that a batch is no noisier than clients differ."""
-    given: BatchSize = config.method.settings().get("batch", "full")
+def _batch(config: Config, c: Constants) -> list[Reason]:
+    """Enough examples that a batch's noise is at most the spread between clients."""
+    given: BatchSize | None = config.method.settings().get("batch")
+    if given is None:
+        return []
     if isinstance(given, str):
-        return Reason("method.batch", given, "all data: no noise")
+        return [Reason("method.batch", given, "all data: no noise")]
     noise = (c.sigma_G.value / c.gamma_G.value) ** 2 if c.gamma_G.value > 0 else inf
     wanted = int(min(100, 10 * ceil(min(noise, 1e6) / 10)))
     if wanted <= given:
         why = f"enough: from (sigma_G/gamma_G)^2 = {noise:.2g} examples on, batches are less noisy "
-        return Reason("method.batch", given, why + "than clients are different")
+        return [Reason("method.batch", given, why + "than clients are different")]
     why = f"(sigma_G/gamma_G)^2 = {noise:.2g} examples make batches as noisy as clients differ"
-    return Reason("method.batch", wanted, why)
+    return [Reason("method.batch", wanted, why)]
 
 
 def _unchanged(config: Config, c: Constants) -> list[Reason]:
-    """What only a target of bytes or time would change."""
+    """Settings that only a target of bytes or time changes."""
     preset = config.build_preset()
     r, n, steps = preset.cohort, c.clients, preset.method.local_steps
     lost = 0.0 if n == 1 else (n - r) / (r * (n - 1)) * c.gamma_G.value**2
@@ -229,7 +270,7 @@ def _unchanged(config: Config, c: Constants) -> list[Reason]:
         f"kept: sampling {r} of {n} clients adds (n - r)/(r (n - 1)) gamma_G^2 = {lost:.2g} to the "
         "gradient's variance"
     )
-    no_target = "kept: without --target-bytes or --target-time nothing speaks for"
+    no_target = "kept: without --target-bytes or --target-time there is no reason for"
     reasons = [Reason("cohort", r, why)]
     if steps:
         count = getattr(preset.method, steps)
@@ -239,15 +280,15 @@ def _unchanged(config: Config, c: Constants) -> list[Reason]:
 
 
 class _Candidates(NamedTuple):
-    """What the constants settle, and settings for the pilot to choose from."""
+    """Settings that follow from the constants, and those that the pilot chooses from."""
 
     settled: list[Reason]
     tried: list[dict[str, float]]
 
 
 def candidates(config: Config, c: Constants) -> _Candidates:
-    """What the constants settle, and settings for the pilot to choose from."""
-    # From well below what the sharpest client allows to what half of the clients do.
+    """Settings that follow from the constants, and those that the pilot chooses from."""
+    # From well below what the sharpest client allows to what half of the clients allow.
     safe, usual = 1 / c.L.value, 1 / float(np.median(c.client_L))
     outer = [_rounded(rate) for rate in np.geomspace(0.1 * safe, 3 * usual, 5)]
     inner = [_rounded(rate) for rate in np.geomspace(0.1 * safe, usual, 4)]
@@ -269,23 +310,23 @@ def _grid(method: Method, outer: Sequence[float], inner: Sequence[float]) -> lis
     if not method.adapt_step_size:
         return local
     adaptation = [{method.adapt_step_size: size} for size in inner]
-    if isinstance(method, PerFedAvg):  # for the adaptation is what is learned
+    if isinstance(method, PerFedAvg):  # the adaptation is what it learns
         return [a | b for a, b in product(adaptation, local)]
     return [a | b for a, b in product(local, adaptation)]
 
 
 def _of_pfedme(c: Constants, usual: float) -> _Candidates:
-    """Lambda around L, and what follows from it."""
+    """Lambda around L, and the step sizes that follow from it."""
     L, mu = c.L.value, c.mu.value
     softest = 0.3 / usual
     wanted = inner_steps(softest, L, max(mu, 0.0), 1 / (softest + L))
     steps = int(min(wanted, _MOST_INNER))
     kappa = bounds.inner_condition(softest, L, mu)
     why = (
-        f"kappa = {kappa:.2g} for lambda = {softest:.2g}: a tenth of the first error is left "
-        f"after {wanted} steps"
+        f"kappa = {kappa:.2g} for lambda = {softest:.2g}: after {wanted} steps a tenth of the "
+        "first error is left"
     )
-    more = "" if steps == wanted else f", of which no more than {steps} are advised"
+    more = "" if steps == wanted else f", of which at most {steps} are advised"
     tried = [
         {
             "lam": _rounded(a / usual),
@@ -310,11 +351,11 @@ def _scale(method: str, name: str, value: float, c: Constants) -> str:
 
 
 def _put(values: dict[str, Any], reasons: Sequence[Reason]) -> Sequence[Reason]:
-    """Write what is advised into a configuration."""
+    """Write advised settings into a configuration."""
     for reason in reasons:
         *path, key = reason.setting.split(".")
         if reason.setting == "codec.name":
-            # Another codec has other settings; how the server's model is sent is another matter.
+            # Another codec has other settings; the downlink's codec stays.
             old = values.get("codec", {})
             values["codec"] = {"downlink": old["downlink"]} if old.get("downlink") else {}
         place = values
@@ -325,7 +366,7 @@ def _put(values: dict[str, Any], reasons: Sequence[Reason]) -> Sequence[Reason]:
 
 
 def _rounded(value: float) -> float:
-    """Two digits: more are not known."""
+    """Two significant digits."""
     if value == 0 or not np.isfinite(value):
         return float(value)
     return float(round(value, 1 - int(np.floor(log10(abs(value))))))

@@ -1,11 +1,40 @@
-"""What the theorems promise: the right-hand sides of the papers' bounds, term by term.
+"""The right-hand sides of the papers' bounds, term by term.
 
-Where a theorem hides a factor in O(1), the terms it multiplies are given without it; they show what
-matters, and how it decays, but not the level. Batches of all data have no noise: infinite sizes.
+Where a theorem hides a factor in O(1), the terms it multiplies are given without it: they show what
+matters and how it decays, but not the level. Batches of all data have no noise: infinite sizes.
 """
 
 from math import ceil, e, exp, inf, sqrt
 from typing import NamedTuple
+
+
+class RunSize(NamedTuple):
+    """How long a run is and who takes part, by the papers' letters.
+
+    Attributes:
+        rounds: K, or T in pFedMe.
+        local_steps: tau, or R in pFedMe.
+        cohort: r, or S in pFedMe.
+        clients: n, or N in pFedMe.
+    """
+
+    rounds: int
+    local_steps: int
+    cohort: int
+    clients: int
+
+    @property
+    def unsampled(self) -> float:
+        """(n - r) / (r (n - 1)): what a cohort of r loses; 0 if all take part."""
+        return _unsampled(self.cohort, self.clients)
+
+
+class BatchSizes(NamedTuple):
+    """D, D' and D'' of Per-FedAvg: of the adaptation, the gradient after it, the Hessian."""
+
+    D: float
+    D1: float
+    D2: float
 
 
 class PerFedAvgTerms(NamedTuple):
@@ -35,27 +64,22 @@ def per_fedavg_bias(L: float, sigma_G: float, alpha: float, D: float) -> float:
 
 
 def per_fedavg_variance(
-    B: float,
-    L: float,
-    sigma_G: float,
-    sigma_H: float,
-    alpha: float,
-    D: float,
-    D1: float,
-    D2: float,
+    B: float, L: float, sigma_G: float, sigma_H: float, alpha: float, batches: BatchSizes
 ) -> float:
-    """sigma_F^2 bounds E|estimate - grad F_i|^2 (Lemma 4.3), for batches of D, D' and D''."""
+    """sigma_F^2 bounds E|estimate - grad F_i|^2 (Lemma 4.3)."""
+    D, D1, D2 = batches
     gradient = B**2 + sigma_G**2 * (1 / D1 + (alpha * L) ** 2 / D)
     return 12 * gradient * (1 + sigma_H**2 * alpha**2 / (4 * D2)) - 12 * B**2
 
 
 def first_order_variance(
-    L: float, B: float, sigma_G: float, alpha: float, D: float, D1: float
+    L: float, B: float, sigma_G: float, alpha: float, batches: BatchSizes
 ) -> float:
     """sigma_F^2 of the first-order estimate (first version, Lemma G.1); it does not vanish.
 
     2 sigma_G^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2.
     """
+    D, D1, _ = batches
     return 2 * sigma_G**2 * (1 / D1 + (alpha * L) ** 2 / D) + 2 * (alpha * L * B) ** 2
 
 
@@ -66,16 +90,15 @@ def hessian_free_variance(
     sigma_G: float,
     alpha: float,
     delta: float,
-    D: float,
-    D1: float,
-    D2: float,
+    batches: BatchSizes,
 ) -> float:
     """sigma_F^2 of the Hessian-free estimate (first version, Lemma G.2).
 
     6 sigma_G^2 (2/D' + 2 (alpha L)^2 / D + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4.
     The lemma treats the two gradients of a difference as independent; those here share a batch, so
-    for small delta the third term is far above what is seen.
+    for small delta the third term far exceeds the measured variance.
     """
+    D, D1, D2 = batches
     noise = 2 / D1 + 2 * (alpha * L) ** 2 / D + alpha**2 / (2 * delta**2 * D2)
     return 6 * sigma_G**2 * noise + 2 * (alpha * rho * delta) ** 2 * B**4
 
@@ -87,26 +110,24 @@ def per_fedavg_diversity(B: float, gamma_G: float, gamma_H: float, alpha: float)
 
 def theorem_4_5(
     gap: float,
-    L: float,
     L_F: float,
     sigma_F2: float,
     gamma_F2: float,
-    sigma_G: float,
-    alpha: float,
+    bias: float,
     beta: float,
-    tau: int,
-    rounds: int,
-    cohort: int,
-    clients: int,
-    D: float,
+    run: RunSize,
 ) -> PerFedAvgTerms:
-    """Per-FedAvg, Theorem 4.5, for beta <= 1 / (10 tau L_F); `gap` is F(w_0) - F*."""
+    """Per-FedAvg, Theorem 4.5, for beta <= 1 / (10 tau L_F).
+
+    `gap` is F(w_0) - F*, `bias` that of Lemma 4.3 (`per_fedavg_bias`).
+    """
+    tau = run.local_steps
     drift = beta * L_F * tau * (tau - 1)
     return PerFedAvgTerms(
-        4 * gap / (beta * tau * rounds),
+        4 * gap / (beta * tau * run.rounds),
         beta * L_F * (1 + drift) * sigma_F2,
-        beta * L_F * gamma_F2 * (_unsampled(cohort, clients) + drift),
-        (alpha * L * sigma_G) ** 2 / D,
+        beta * L_F * gamma_F2 * (run.unsampled + drift),
+        (bias / 2) ** 2,
     )
 
 
@@ -178,20 +199,17 @@ def pfedme_theorem_1(
     lam: float,
     mu: float,
     beta: float,
-    local_rounds: int,
-    rounds: int,
-    cohort: int,
-    clients: int,
+    run: RunSize,
 ) -> PFedMeTerms:
     """pFedMe, Theorem 1 (a), for mu-strongly convex f_i; `distance2` is |w_0 - w*|^2.
 
     `sigma_F1_2` is sigma_{F,1}^2, the mean of |grad F_i(w*)|^2.
     """
     mu_F = moreau_convexity(lam, mu)
-    kappa_F, T, R, N = lam / mu_F, rounds, local_rounds, clients
+    kappa_F, (T, R, S, N) = lam / mu_F, run
     return PFedMeTerms(
         distance2 * mu_F * exp(-eta_hat_1(lam, mu, beta) * mu_F * T / 2),
-        (N / cohort - 1) * sigma_F1_2 / (mu_F * T * N),
+        (N / S - 1) * sigma_F1_2 / (mu_F * T * N),
         (R * sigma_F1_2 + delta2 * lam**2) * kappa_F / (R * (T * beta * mu_F) ** 2),
         lam**2 * delta2 / mu_F,
     )
@@ -203,18 +221,15 @@ def pfedme_theorem_2(
     delta2: float,
     lam: float,
     beta: float,
-    local_rounds: int,
-    rounds: int,
-    cohort: int,
-    clients: int,
+    run: RunSize,
 ) -> PFedMeTerms:
     """pFedMe, Theorem 2 (a), what bounds E|grad F(w_t*)|^2; `gap` is F(w_0) - F*."""
-    T, R, N = rounds, local_rounds, clients
+    T, R, S, N = run
     third = (R * sigma_F2_2 + lam**2 * delta2) ** (1 / 3)
     return PFedMeTerms(
         gap / (eta_hat_2(lam) * T),
-        # Nothing is lost if all take part, however different they are.
-        sqrt(gap * lam * sigma_F2_2 * (N / cohort - 1)) / sqrt(T * N) if cohort < N else 0.0,
+        # 0 if all take part, even where sigma_F2 is infinite.
+        sqrt(gap * lam * sigma_F2_2 * (N / S - 1)) / sqrt(T * N) if S < N else 0.0,
         gap ** (2 / 3) * third / (beta ** (4 / 3) * R ** (1 / 3) * T ** (2 / 3)),
         lam**2 * delta2,
     )
@@ -262,7 +277,7 @@ def fedpaq_b2(q: float, cohort: int, clients: int) -> float:
 
 
 def fedpaq_k0(L: float, mu: float, q: float, tau: int, cohort: int, clients: int) -> int:
-    """The first round that Theorem 1 speaks of (11)."""
+    """k_0, the first round that Theorem 1 covers (11)."""
     B1 = fedpaq_b1(L, q, cohort, clients)
     parts = (L / mu, 4 * (B1 / mu**2 + 1), 1 / tau, 4 * clients / (mu**2 * tau))
     return ceil(4 * max(parts))
@@ -346,22 +361,19 @@ def fedpaq_theorem_2(
     L: float,
     sigma: float,
     q: float,
-    tau: int,
-    rounds: int,
-    cohort: int,
-    clients: int,
+    run: RunSize,
     batch: float = 1,
 ) -> FedPAQNonConvexTerms:
-    """FedPAQ (17), with step size 1 / (L sqrt(T)), T = rounds * tau; `gap` is f(x_0) - f*."""
-    T = rounds * tau
-    N1, N2 = fedpaq_n(sigma, q, cohort, clients, batch)
+    """FedPAQ (17), with step size 1 / (L sqrt(T)), T = K tau; `gap` is f(x_0) - f*."""
+    tau, T = run.local_steps, run.rounds * run.local_steps
+    N1, N2 = fedpaq_n(sigma, q, run.cohort, run.clients, batch)
     return FedPAQNonConvexTerms(2 * L * gap / sqrt(T), N1 / sqrt(T), N2 * (tau - 1) / T)
 
 
-def longest_period(q: float, rounds: int, tau: int, cohort: int, clients: int) -> float:
+def longest_period(q: float, run: RunSize) -> float:
     """The largest tau that FedPAQ's Theorem 2 allows (16): (sqrt(B_2^2 + 0.8) - B_2)/8 sqrt(T)."""
-    B2 = fedpaq_b2(q, cohort, clients)
-    return (sqrt(B2**2 + 0.8) - B2) / 8 * sqrt(rounds * tau)
+    B2 = fedpaq_b2(q, run.cohort, run.clients)
+    return (sqrt(B2**2 + 0.8) - B2) / 8 * sqrt(run.rounds * run.local_steps)
 
 
 def _unsampled(cohort: int, clients: int) -> float:

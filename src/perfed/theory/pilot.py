@@ -1,4 +1,4 @@
-"""A pilot: candidates trained for some rounds, scored on a part of the clients' training data."""
+"""A pilot: candidates trained for some rounds and scored on a part of the training data."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -11,10 +11,10 @@ from perfed.runs.config import Config
 from perfed.simulation import Simulator
 from perfed.training import Result, Run, Trainer, TrainOptions, TrainState
 
-# Of the clients' training data, the part that the pilot is scored on.
+# The part of each client's training data that the pilot is scored on.
 VALIDATION = 0.2
 
-# So many candidates go on after the first part of the pilot.
+# How many candidates the second part of the pilot trains.
 _FINALISTS = 4
 
 Log = Callable[[str], None]
@@ -24,9 +24,9 @@ class PilotTrial(NamedTuple):
     """A candidate in the pilot.
 
     Attributes:
-        settings: what it changes; nothing: as given.
-        rounds: how long it ran.
-        loss: what it came to; inf: it diverged.
+        settings: what it changes; empty: the settings as given.
+        rounds: how many it was trained.
+        loss: the validation loss; inf: it diverged.
         uplink: bytes that clients sent per round.
     """
 
@@ -37,7 +37,7 @@ class PilotTrial(NamedTuple):
 
 
 def pilot_engine(values: dict[str, Any], part: Federation) -> Simulator:
-    """An engine on the pilot's data, which may lack a few clients, and without a network."""
+    """An engine on the pilot's data, which may have fewer clients, without a network."""
     own = {key: value for key, value in values.items() if key not in ("network", "validation")}
     cohort = Config.checked(values).build_preset().cohort
     return Config.checked(own | {"cohort": min(cohort, part.clients)}).build(part)
@@ -50,10 +50,10 @@ def run_pilot(
     part: Federation,
     log: Log,
 ) -> list[PilotTrial]:
-    """All candidates for some rounds, the best for more; the settings as given with them."""
-    tried: list[dict[str, float]] = [{}, *candidates]
+    """All candidates and the settings as given for some rounds, the best of them for more."""
+    trials: list[dict[str, float]] = [{}, *candidates]
     engines = []
-    for settings in tried:
+    for settings in trials:
         own = deepcopy(settled if settings else given)
         own["method"] |= settings
         engines.append(pilot_engine(own, part))
@@ -61,33 +61,33 @@ def run_pilot(
     rounds = int(settled.get("rounds", 100))
     first = min(rounds, max(20, rounds // 10))
     more = min(rounds, 4 * first)
-    log(f"pilot: {len(tried)} candidates, {first} rounds")
-    found = _trained(engines, TrainOptions(first, adapt_on=adapt_on), [None] * len(engines))
-    order = sorted(range(len(found)), key=lambda i: _loss(found[i]))
-    # The settings as given stay in, to say what is gained.
-    finalists = sorted(i for i in {*order[:_FINALISTS], 0} if _loss(found[i]) < inf)
-    others = [_trial(tried[i], first, found[i]) for i in order if i not in finalists]
+    log(f"pilot: {len(trials)} candidates, {first} rounds")
+    results = _trained(engines, TrainOptions(first, adapt_on=adapt_on), [None] * len(engines))
+    order = sorted(range(len(results)), key=lambda i: _loss(results[i]))
+    # The settings as given stay, for comparison.
+    finalists = sorted(i for i in {*order[:_FINALISTS], 0} if _loss(results[i]) < inf)
+    others = [_trial(trials[i], first, results[i]) for i in order if i not in finalists]
     if more > first and finalists:
         log(f"pilot: {len(finalists)} candidates, {more} rounds")
-        states = [found[i].train_state for i in finalists]  # type: ignore[union-attr]
+        states = [results[i].train_state for i in finalists]  # type: ignore[union-attr]
         options = TrainOptions(more, adapt_on=adapt_on)
         longer = _trained([engines[i] for i in finalists], options, states)
         for i, result in zip(finalists, longer, strict=True):
-            found[i] = result
-    last = [_trial(tried[i], more, found[i]) for i in finalists]
+            results[i] = result
+    last = [_trial(trials[i], more, results[i]) for i in finalists]
     return sorted(last, key=lambda t: t.loss) + sorted(others, key=lambda t: t.loss)
 
 
 def _trained(
     engines: Sequence[Simulator], options: TrainOptions, states: Sequence[TrainState | None]
 ) -> list[Result | DivergedError]:
-    """Runs that are one program in one call, each kind by itself."""
+    """Train all; runs that are the same program are computed together."""
     outcomes: dict[int, Result | DivergedError] = {}
-    left = list(range(len(engines)))
-    while left:
-        first = engines[left[0]].experiment
-        same = [i for i in left if first.same_program(engines[i].experiment)]
-        left = [i for i in left if i not in same]
+    rest = list(range(len(engines)))
+    while rest:
+        first = engines[rest[0]].experiment
+        same = [i for i in rest if first.same_program(engines[i].experiment)]
+        rest = [i for i in rest if i not in same]
         runs = [Run(engines[i], state=states[i]) for i in same]
         outcomes |= dict(zip(same, Trainer(options).train_all(runs), strict=True))
     return [outcomes[i] for i in range(len(engines))]

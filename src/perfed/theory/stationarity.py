@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from perfed.core.errors import require_count
 from perfed.core.objective import ALL, Objective
@@ -15,8 +15,8 @@ from perfed.core.trees import Params
 from perfed.methods import Method, PerFedAvg, PFedMe
 from perfed.simulation import EngineState, Simulator
 from perfed.simulation.engine import MappedFunction
-from perfed.simulation.experiment import NO_RECORD, ClientRecord, DeviceData, Experiment
-from perfed.theory.constants import flat
+from perfed.simulation.experiment import NO_RECORD
+from perfed.theory.client_functions import client_function, flat
 
 # The inner problems of pFedMe are solved to this |grad h|^2, within so many steps.
 _NU, _MOST_STEPS = 1e-10, 2000
@@ -38,7 +38,12 @@ class Stationarity(NamedTuple):
 
 
 class Decay(NamedTuple):
-    """|grad F|^2 along a run: at w, or at Remark 4.7's iterate where the method sends one."""
+    """|grad F|^2 along a run: at w, or at Remark 4.7's iterate where the method sends one.
+
+    Attributes:
+        round: how many rounds were done.
+        squared: |grad F|^2 there.
+    """
 
     round: Int[np.ndarray, " points"]
     squared: Float[np.ndarray, " points"]
@@ -72,38 +77,33 @@ def stationarity(engine: Simulator, w: Params, smoothness: float | None = None) 
 
 
 def decay(engine: Simulator, rounds: int, every: int = 1, smoothness: float | None = None) -> Decay:
-    """|grad F|^2 every so many rounds of a run."""
+    """|grad F|^2 every so many rounds of a run.
+
+    Of models with personal leaves it is at the shared leaves and the initial personal ones.
+    """
     require_count("rounds", rounds)
     require_count("every", every)
     gradients = _gradients(engine, smoothness)
-    state, at, squared = engine.init(), [], []
+    state, rounds_done, squared = engine.init(), [], []
     for done in range(0, rounds, every):
         state = engine.advance(state, min(every, rounds - done))
         sends_iterate = getattr(engine.experiment.method, "send_iterate", False)
-        w = state.server_state if sends_iterate else state.params
-        at.append(int(state.round))
-        there = state._replace(params=w, server_state=None, clients=NO_RECORD)
-        squared.append(_stationarity(gradients, there).squared)
-    return Decay(np.array(at), np.array(squared))
+        w = state.server_state if sends_iterate else engine.experiment.common_model(state)
+        rounds_done.append(int(state.round))
+        at_w = state._replace(params=w, server_state=None, clients=NO_RECORD)
+        squared.append(_stationarity(gradients, at_w).squared)
+    return Decay(np.array(rounds_done), np.array(squared))
 
 
 def _gradients(engine: Simulator, smoothness: float | None) -> MappedFunction:
     gradient = problem_gradient(engine.experiment.method, smoothness)
-
-    def of_client(
-        experiment: Experiment,
-        data: DeviceData,
-        state: EngineState,
-        record: ClientRecord,
-        client: Array,
-    ) -> Float[Array, " p"]:
-        return flat(gradient(experiment.objective(data.train, client), state.params))
-
-    return engine.map_clients(of_client)
+    return engine.map_clients(
+        client_function(lambda objective, w, key: flat(gradient(objective, w)))
+    )
 
 
 def _stationarity(gradients: MappedFunction, state: EngineState) -> Stationarity:
-    found = np.asarray(jnp.asarray(gradients(state, None)), np.float64)
-    mean = found.mean(axis=0)
-    spread = float(np.mean(np.sum((found - mean) ** 2, axis=1)))
+    of_clients = np.asarray(jnp.asarray(gradients(state, None)), np.float64)
+    mean = of_clients.mean(axis=0)
+    spread = float(np.mean(np.sum((of_clients - mean) ** 2, axis=1)))
     return Stationarity(float(mean @ mean), spread)

@@ -11,15 +11,16 @@ from jaxtyping import Float, Int
 from perfed.core.trees import Params
 from perfed.data import Federation
 from perfed.simulation import Simulator
-from perfed.theory.conditions import Diagnosis, diagnose
+from perfed.theory.conditions import Diagnosis
 from perfed.theory.constants import USUAL, Constants, Effort, measure
+from perfed.theory.diagnosis import diagnose
 from perfed.theory.distances import (
     On,
     distance_matrix,
     feature_distances,
-    groups,
     label_distances,
 )
+from perfed.theory.groups import groups
 
 # What each constant is, in a few words.
 MEANINGS = {
@@ -41,8 +42,8 @@ class Differences(NamedTuple):
         on: labels alone, or features with labels.
         method: total variation, or how W_1 was found.
         value: each client's distance from the average.
-        low: it is no less than this.
-        high: it is no more than this.
+        low: a lower bound.
+        high: an upper bound.
         matrix: between each two clients.
         group: groups of similar clients.
     """
@@ -57,7 +58,7 @@ class Differences(NamedTuple):
 
     @classmethod
     def of(cls, federation: Federation, on: On = "labels") -> "Differences":
-        """Measure them; features take minutes where clients have many examples."""
+        """Measure them; features take minutes if clients have many examples."""
         matrix = distance_matrix(federation, on=on)
         group = groups(matrix)
         if on == "labels":
@@ -71,7 +72,7 @@ class Differences(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Study:
-    """What is known of a federation and a run on it.
+    """What was measured of a federation, and what the theorems say about a run on it.
 
     Attributes:
         at: the models it was measured at, in words.
@@ -86,7 +87,7 @@ class Study:
     differences: Differences
 
     def as_json(self) -> dict[str, Any]:
-        """For a file, a page or a table: numbers that are not finite are None."""
+        """As JSON; numbers that are not finite are None."""
         c, d = self.constants, self.diagnosis
         constants = [
             {"name": name, "meaning": meaning} | getattr(c, name)._asdict()
@@ -108,6 +109,7 @@ class Study:
                 "derived": d.derived,
                 "conditions": conditions,
                 "bounds": [bound._asdict() for bound in d.bounds],
+                "note": d.note,
                 "distance": {
                     "on": self.differences.on,
                     "method": self.differences.method,
@@ -136,11 +138,11 @@ def study(
     Args:
         engine: the run's.
         rounds: how many.
-        models: where constants are measured, each with its name (None: the first model); what
-            counts is the largest.
-        on: what distances between clients are of.
-        effort: how much is spent on constants.
-        log: told what comes next.
+        models: where constants are measured, each with its name (None: the first model); the
+            result has the larger constants.
+        on: what distances between clients compare.
+        effort: how many examples, clients and steps the constants take.
+        log: called with a line for each stage.
     """
     found = [measure(engine, w, effort, log) for _, w in models]
     constants = found[0]

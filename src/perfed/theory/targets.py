@@ -1,4 +1,4 @@
-"""Settings that keep a run within a target of bytes or of time."""
+"""Settings that keep a run within a target of bytes or time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from perfed.simulation.experiment import ClientRecord, DeviceData
 from perfed.simulation.round import broadcast, client_update
 from perfed.theory import bounds
 
-# So many clients' messages, and so many rounds, are looked at to keep a target.
+# How many clients' messages, and how many rounds, are examined for a target.
 _SENDERS = 8
 _TIMED = 40
 
@@ -84,7 +84,7 @@ def within_bytes(
     delta = examples[0].delta
     for levels, length in lengths.items():
         if rounds * r * length <= budget:
-            why = f"the finest of which {rounds} rounds of {r} messages stay within {budget:,.0f}"
+            why = f"the finest with which {rounds} rounds of {r} fit into {budget:,.0f} bytes"
             reasons = _codec_reasons(levels, length, delta, why)
             larger = min(n, int(budget // (rounds * length)))
             if larger > r:
@@ -98,10 +98,10 @@ def within_bytes(
     if fewer < 1:
         raise ConfigError(
             f"--target-bytes {budget:,.0f}: one round of {r} messages takes {r * length:,} bytes "
-            "even with one level; a smaller cohort would do"
+            "even with one level; use a smaller cohort"
         )
-    reasons = _codec_reasons(1, length, delta, "the coarsest there is")
-    return [*reasons, Reason("rounds", fewer, f"all that {budget:,.0f} bytes allow")]
+    reasons = _codec_reasons(1, length, delta, "the coarsest codec")
+    return [*reasons, Reason("rounds", fewer, f"as many as {budget:,.0f} bytes allow")]
 
 
 def within_seconds(
@@ -112,11 +112,6 @@ def within_seconds(
     network = config.network_of(experiment)
     assert network is not None
     name = experiment.method.local_steps
-    if not name:
-        raise ConfigError(
-            f"--target-time: {experiment.method.name} does not say which setting counts its local "
-            "steps (Method.local_steps)"
-        )
     r, n = experiment.cohort, experiment.federation.clients
     delta = examples[0].delta
     sizes = tuple(leaf.size for leaf in jax.tree.leaves(delta))
@@ -132,21 +127,22 @@ def within_seconds(
         seconds = float(network.seconds(traffic, gradients, config.seed, 0).mean())
         rounds = int(budget // seconds)
         q = _codec(levels).variance(sizes) or 0.0
-        if rounds < 1 or 1 < tau > bounds.longest_period(q, rounds, tau, r, n):
+        run = bounds.RunSize(rounds, tau, r, n)
+        if rounds < 1 or 1 < tau > bounds.longest_period(q, run):
             continue
-        worth = rounds * tau / (1 + q / r)
-        if best is None or worth > best[0]:
-            best = (worth, levels, tau, seconds, rounds)
+        weight = rounds * tau / (1 + q / r)
+        if best is None or weight > best[0]:
+            best = (weight, levels, tau, seconds, rounds)
     if best is None:
-        raise ConfigError(f"--target-time {budget:g}: not one round fits into it")
+        raise ConfigError(f"--target-time {budget:g}: a single round takes longer")
     _, levels, tau, seconds, rounds = best
-    why = f"with periods of {tau} most steps, each worth 1/(1 + q/r), fit into {budget:g} s"
+    why = f"with periods of {tau} the most steps, weighted by 1/(1 + q/r), fit into {budget:g} s"
     return [
         *_codec_reasons(levels, message_bytes(levels, examples), delta, why),
         Reason(
             f"method.{name}",
             tau,
-            "the longest period worth it: FedPAQ's (16) bounds it by a multiple of sqrt(T)",
+            "the best period: FedPAQ's (16) limits it to a multiple of sqrt(T)",
         ),
         Reason("rounds", rounds, f"a round takes {seconds:.3g} s over this network"),
         Reason("cohort", r, "kept"),
@@ -162,8 +158,8 @@ def _codec_reasons(levels: int, length: int, delta: Params, why: str) -> list[Re
     q = _codec(levels).variance(sizes) or 0.0
     if not levels:
         return [Reason("codec.name", "float32", f"{why}: {length:,} bytes per client and round")]
-    said = f"FedPAQ's quantizer: up to {length:,} bytes per client and round"
+    why_codec = f"FedPAQ's quantizer: up to {length:,} bytes per client and round"
     return [
-        Reason("codec.name", "low-precision", said),
+        Reason("codec.name", "low-precision", why_codec),
         Reason("codec.levels", levels, f"{why}; its variance constant q is {q:.3g}"),
     ]
