@@ -126,7 +126,9 @@ def _show_theory(theory: dict[str, Any]) -> None:
     for bound in theory["bounds"]:
         terms = ", ".join(f"{name} {number(value)}" for name, value in bound["terms"].items())
         out.print(f"{bound_line(bound)[:-1]}: {terms}", soft_wrap=True)
-    if not theory["bounds"]:
+    if theory["note"]:
+        out.print(f"[yellow]note[/] {escape(theory['note'])}", soft_wrap=True)
+    elif not theory["bounds"]:
         out.print(f"no bound of the papers' theorems applies to this run of {theory['method']}")
 
 

@@ -337,7 +337,8 @@ def _theory_of(name: str, theory: Mapping[str, Any]) -> str:
             (c["text"], c["source"], c["risk"], number(c["value"]), number(c["limit"]), verdict(c))
             for c in theory["conditions"]
         ],
-        f"Conditions of the theorems for {name}, with constants measured at {theory['at']}.",
+        f"Conditions of the theorems for {name}, with constants measured at {theory['at']}."
+        + (f" {theory['note']}" if theory["note"] else ""),
         left=3,
     )
     constants = markup.table(
