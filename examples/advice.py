@@ -52,9 +52,9 @@ def main() -> None:
             L, chosen = advice.constants.L.value, advice.values["method"]
             limit = 2 / (chosen.get("lam", 15.0) + L) if method == "pfedme" else 2 / L
             broken = advice.values | {"method": chosen | {step: 10 * limit}}
-            told = ", ".join(f"{k} {v:g}" for k, v in advice.trials[0].settings.items())
+            settings = ", ".join(f"{k} {v:g}" for k, v in advice.trials[0].settings.items())
             cells = [loss(each, federation) for each in (values, advice.values, broken)]
-            print(f"| {name} | {method} | {' | '.join(cells)} | {told} |", flush=True)
+            print(f"| {name} | {method} | {' | '.join(cells)} | {settings} |", flush=True)
 
 
 if __name__ == "__main__":
