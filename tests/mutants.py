@@ -48,7 +48,9 @@ TESTS = {
     "simulation/round.py": ("test_communication", "test_contract", "test_engines",
                             "test_reference"),
     "evaluation": ("test_evaluation", "test_engines", "test_together", "test_reference"),
-    "theory": ("test_conditions", "test_distances", "test_theory", "test_advice"),
+    "theory": (
+        "test_conditions", "test_distances", "test_theory", "test_advice", "test_outside_theory",
+    ),
 }  # fmt: skip
 
 DEFAULT = "not slow and not federation"

@@ -82,24 +82,24 @@ def advise(
     # The examples that a run with `validation` is scored on are not used here, either.
     part = config.scored(federation).validation(VALIDATION)
     constants = _measure(config, given, part, target, log)
-    from_constants, tried = candidates(config, constants)
-    settled, reasons = deepcopy(given), _measured(constants, part)
-    reasons += _put(settled, [*_batch(config, constants), *from_constants])
+    from_constants, grid = candidates(config, constants)
+    base, reasons = deepcopy(given), _measured(constants, part)
+    reasons += _put(base, [*_batch(config, constants), *from_constants])
     if target.given:
         log("one local update, to see how long messages are")
-        reasons += _put(settled, _within(Config.checked(settled), federation, target))
+        reasons += _put(base, _within(Config.checked(base), federation, target))
     else:
         reasons += _unchanged(config, constants)
 
     # With a target, the settings as given are replaced by those that keep to it.
-    trials = run_pilot(settled if target.given else given, settled, tried, part, log)
+    trials = run_pilot(base if target.given else given, base, grid, part, log)
     best = trials[0]
     if best.loss == inf:
         raise DivergedError(
             "every candidate of the pilot diverged; inputs of a common scale usually help "
             '(data.standardize = "feature")'
         )
-    advised = settled if target.given or best.settings else given
+    advised = base if target.given or best.settings else given
     if advised is given:
         reasons = []  # none of them improves on it
     reasons += _put(advised, _chosen(config, constants, trials))
@@ -253,24 +253,24 @@ def _batch(config: Config, c: Constants) -> list[Reason]:
     if isinstance(given, str):
         return [Reason("method.batch", given, "all data: no noise")]
     noise = (c.sigma_G.value / c.gamma_G.value) ** 2 if c.gamma_G.value > 0 else inf
-    wanted = int(min(100, 10 * ceil(min(noise, 1e6) / 10)))
-    if wanted <= given:
+    size = int(min(100, 10 * ceil(min(noise, 1e6) / 10)))
+    if size <= given:
         why = f"enough: from (sigma_G/gamma_G)^2 = {noise:.2g} examples on, batches are less noisy "
         return [Reason("method.batch", given, why + "than clients are different")]
     why = f"(sigma_G/gamma_G)^2 = {noise:.2g} examples make batches as noisy as clients differ"
-    return [Reason("method.batch", wanted, why)]
+    return [Reason("method.batch", size, why)]
 
 
 def _unchanged(config: Config, c: Constants) -> list[Reason]:
     """Settings that only a target of bytes or time changes."""
     preset = config.build_preset()
     r, n, steps = preset.cohort, c.clients, preset.method.local_steps
-    lost = 0.0 if n == 1 else (n - r) / (r * (n - 1)) * c.gamma_G.value**2
+    variance = 0.0 if n == 1 else (n - r) / (r * (n - 1)) * c.gamma_G.value**2
     why = (
-        f"kept: sampling {r} of {n} clients adds (n - r)/(r (n - 1)) gamma_G^2 = {lost:.2g} to the "
-        "gradient's variance"
+        f"unchanged: sampling {r} of {n} clients adds (n - r)/(r (n - 1)) gamma_G^2 = "
+        f"{variance:.2g} to the gradient's variance"
     )
-    no_target = "kept: without --target-bytes or --target-time there is no reason for"
+    no_target = "unchanged: without --target-bytes or --target-time there is no reason for"
     reasons = [Reason("cohort", r, why)]
     if steps:
         count = getattr(preset.method, steps)
@@ -282,8 +282,8 @@ def _unchanged(config: Config, c: Constants) -> list[Reason]:
 class _Candidates(NamedTuple):
     """Settings that follow from the constants, and those that the pilot chooses from."""
 
-    settled: list[Reason]
-    tried: list[dict[str, float]]
+    base: list[Reason]
+    grid: list[dict[str, float]]
 
 
 def candidates(config: Config, c: Constants) -> _Candidates:
@@ -295,11 +295,11 @@ def candidates(config: Config, c: Constants) -> _Candidates:
     method = config.build_preset().method
     if isinstance(method, PFedMe):
         return _of_pfedme(c, usual)
-    settled = []
+    base = []
     if getattr(method, "schedule", Constant()) != Constant():
         why = "constant steps: the pilot compares those"
-        settled.append(Reason("method.schedule", "constant", why))
-    return _Candidates(settled, _grid(method, outer, inner))
+        base.append(Reason("method.schedule", "constant", why))
+    return _Candidates(base, _grid(method, outer, inner))
 
 
 def _grid(method: Method, outer: Sequence[float], inner: Sequence[float]) -> list[dict[str, float]]:
@@ -319,15 +319,15 @@ def _of_pfedme(c: Constants, usual: float) -> _Candidates:
     """Lambda around L, and the step sizes that follow from it."""
     L, mu = c.L.value, c.mu.value
     softest = 0.3 / usual
-    wanted = inner_steps(softest, L, max(mu, 0.0), 1 / (softest + L))
-    steps = int(min(wanted, _MOST_INNER))
+    needed = inner_steps(softest, L, max(mu, 0.0), 1 / (softest + L))
+    steps = int(min(needed, _MOST_INNER))
     kappa = bounds.inner_condition(softest, L, mu)
     why = (
-        f"kappa = {kappa:.2g} for lambda = {softest:.2g}: after {wanted} steps a tenth of the "
+        f"kappa = {kappa:.2g} for lambda = {softest:.2g}: after {needed} steps a tenth of the "
         "first error is left"
     )
-    more = "" if steps == wanted else f", of which at most {steps} are advised"
-    tried = [
+    more = "" if steps == needed else f", of which at most {steps} are advised"
+    grid = [
         {
             "lam": _rounded(a / usual),
             "eta": _rounded(b * usual / a),
@@ -336,7 +336,7 @@ def _of_pfedme(c: Constants, usual: float) -> _Candidates:
         }
         for a, b, s in product((0.3, 1.0, 3.0), (0.03, 0.1, 0.3), (1.0, 2.0))
     ]
-    return _Candidates([Reason("method.inner_steps", steps, why + more)], tried)
+    return _Candidates([Reason("method.inner_steps", steps, why + more)], grid)
 
 
 def _scale(method: str, name: str, value: float, c: Constants) -> str:

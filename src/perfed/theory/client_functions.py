@@ -155,9 +155,9 @@ def groups_by_size(engine: Simulator) -> list[list[int]]:
     sizes = np.asarray(engine.experiment.federation.train.size)
     clients = [int(client) for client in np.argsort(sizes, kind="stable")]
     count = min(len(clients), _GROUP * jax.local_device_count())
-    found = [clients[i : i + count] for i in range(0, len(clients), count)]
-    found[-1] += found[-1][-1:] * (count - len(found[-1]))
-    return found
+    groups = [clients[i : i + count] for i in range(0, len(clients), count)]
+    groups[-1] += groups[-1][-1:] * (count - len(groups[-1]))
+    return groups
 
 
 def flat(tree: Params) -> Float[Array, " p"]:

@@ -48,7 +48,7 @@ def label_distances(federation: Federation) -> Float[np.ndarray, " clients"]:
     this bounds neither gamma_G nor gamma_H; `example_distances` is the distance that does.
 
     It is W1 of labels as well, where two different ones are at distance 1. The targets of a
-    regression are at the distance |y - y'|, in the units in which they are kept, and W1(p_i, p) is
+    regression are at the distance |y - y'|, in their stored units, and W1(p_i, p) is
     given for them: total variation says nothing about numbers that hardly ever repeat.
     """
     if federation.labels is None:
@@ -84,9 +84,9 @@ def feature_distances(
 
     - `exact` solves the linear program (network simplex).
     - `sinkhorn` solves it with an entropy term. The entropic plan, rounded to the exact marginals
-      (Altschuler et al., 2017), costs `high`; its potentials, made feasible by a c-transform, are
-      worth `low`. The entropy's weight goes down until the interval is at most `tolerance` wide,
-      in parts of `high`, or until 0.0005 of the mean cost.
+      (Altschuler et al., 2017), costs `high`; its potentials, made feasible by a c-transform, have
+      the value `low`. The entropy's weight goes down until the interval's width is at most
+      `tolerance` times `high`, or until 0.0005 of the mean cost.
     - `sliced` needs no cost matrix. A projection to a line is 1-Lipschitz, so the largest W1 over
       random directions, or the distance of the means if that is larger, is a lower bound; it is
       `value`, too. `high` is what independent draws cost, at the root mean square. In many
@@ -109,10 +109,10 @@ def feature_distances(
     chosen = choose_method(method, np.array([len(own.rows) for own in clients]) * len(average.rows))
     if chosen == "sliced":
         return _sliced(points, directions, seed)
-    found = [
+    intervals = [
         w1_bounds(points, chosen, transport_problem(own, average), tolerance) for own in clients
     ]
-    low, high = np.array(found).T
+    low, high = np.array(intervals).T
     return Distances((low + high) / 2, low, high, chosen)
 
 

@@ -43,11 +43,11 @@ def diagnose_fedavg(method: FedAvg, experiment: Experiment, c: Constants, rounds
     run = bounds.RunSize(rounds, method.tau, r, n)
     if strongly_convex:
         mu = convexity(experiment, c)
-        found = _theorem_1(method, c, mu, q, run)
+        theorem = _theorem_1(method, c, mu, q, run)
     else:
-        found = _theorem_2(method, c, q, run)
+        theorem = _theorem_2(method, c, q, run)
     return Diagnosis(
-        method.name, derived | found.derived, conditions + found.conditions, found.bounds
+        method.name, derived | theorem.derived, conditions + theorem.conditions, theorem.bounds
     )
 
 

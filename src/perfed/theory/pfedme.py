@@ -19,8 +19,8 @@ from perfed.theory.conditions import (
 )
 from perfed.theory.constants import Constants
 
-# An inner problem counts as solved when this part of its first error is left.
-_INNER_LEFT = 0.1
+# An inner problem counts as solved when this part of its initial error remains.
+_INNER_ERROR = 0.1
 
 
 def diagnose_pfedme(method: PFedMe, experiment: Experiment, c: Constants, rounds: int) -> Diagnosis:
@@ -158,7 +158,7 @@ def inner_steps(lam: float, L: float, mu: float, inner_lr: float | None = None) 
     mu and L. With lr = 1/(lambda + L) that is 1 - 1/kappa at most, and K = kappa log(10).
     """
     rate = inner_lr or 1 / (lam + L)
-    left = max(abs(1 - rate * (lam + mu)), abs(1 - rate * (lam + L)))
-    if left >= 1:
+    remaining = max(abs(1 - rate * (lam + mu)), abs(1 - rate * (lam + L)))
+    if remaining >= 1:
         return inf
-    return 1 if left <= _INNER_LEFT else ceil(log(_INNER_LEFT) / log(left))
+    return 1 if remaining <= _INNER_ERROR else ceil(log(_INNER_ERROR) / log(remaining))

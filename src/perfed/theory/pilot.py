@@ -45,7 +45,7 @@ def pilot_engine(values: dict[str, Any], part: Federation) -> Simulator:
 
 def run_pilot(
     given: dict[str, Any],
-    settled: dict[str, Any],
+    base: dict[str, Any],
     candidates: Sequence[dict[str, float]],
     part: Federation,
     log: Log,
@@ -54,11 +54,11 @@ def run_pilot(
     trials: list[dict[str, float]] = [{}, *candidates]
     engines = []
     for settings in trials:
-        own = deepcopy(settled if settings else given)
+        own = deepcopy(base if settings else given)
         own["method"] |= settings
         engines.append(pilot_engine(own, part))
     adapt_on = Config.checked(given).adapt_on
-    rounds = int(settled.get("rounds", 100))
+    rounds = int(base.get("rounds", 100))
     first = min(rounds, max(20, rounds // 10))
     more = min(rounds, 4 * first)
     log(f"pilot: {len(trials)} candidates, {first} rounds")

@@ -40,7 +40,7 @@ class Differences(NamedTuple):
 
     Attributes:
         on: labels alone, or features with labels.
-        method: total variation, or how W_1 was found.
+        method: total variation, or how W_1 was computed.
         value: each client's distance from the average.
         low: a lower bound.
         high: an upper bound.
@@ -65,8 +65,10 @@ class Differences(NamedTuple):
             value = label_distances(federation)
             method = "total variation" if federation.labels is not None else "W_1"
             return cls(on, method, value, value, value, matrix, group)
-        found = feature_distances(federation)
-        return cls(on, f"W_1, {found.method}", found.value, found.low, found.high, matrix, group)
+        result = feature_distances(federation)
+        return cls(
+            on, f"W_1, {result.method}", result.value, result.low, result.high, matrix, group
+        )
 
 
 @final
@@ -144,9 +146,9 @@ def study(
         effort: how many examples, clients and steps the constants take.
         log: called with a line for each stage.
     """
-    found = [measure(engine, w, effort, log) for _, w in models]
-    constants = found[0]
-    for other in found[1:]:
+    measured = [measure(engine, w, effort, log) for _, w in models]
+    constants = measured[0]
+    for other in measured[1:]:
         constants = constants.joined(other)
     log(f"distances between {constants.clients} clients, on {on}")
     return Study(

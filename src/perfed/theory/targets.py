@@ -57,8 +57,8 @@ def sent_examples(engine: Simulator) -> list[SentExample]:
         return SentExample(update.delta, update.extra)
 
     some = list(range(min(_SENDERS, plain.federation.clients)))
-    found = engine.map_clients(sent)(engine.init(), some)
-    return [row(found, i) for i in some]
+    updates = engine.map_clients(sent)(engine.init(), some)
+    return [row(updates, i) for i in some]
 
 
 def message_bytes(levels: int, examples: Sequence[SentExample]) -> int:
@@ -91,7 +91,7 @@ def within_bytes(
                 why = f"the budget has room for {larger} messages per round"
                 reasons.append(Reason("cohort", larger, why))
             else:
-                reasons.append(Reason("cohort", r, "kept: the budget has no room for more"))
+                reasons.append(Reason("cohort", r, "unchanged: the budget has no room for more"))
             return reasons
     length = lengths[1]
     fewer = int(budget // (r * length))
@@ -145,7 +145,7 @@ def within_seconds(
             "the best period: FedPAQ's (16) limits it to a multiple of sqrt(T)",
         ),
         Reason("rounds", rounds, f"a round takes {seconds:.3g} s over this network"),
-        Reason("cohort", r, "kept"),
+        Reason("cohort", r, "unchanged"),
     ]
 
 
