@@ -13,7 +13,7 @@ import tomli_w
 
 from perfed.core.errors import ConfigError
 from perfed.data import SOURCES, Federation, data_settings
-from perfed.federation.protocol.rules import check_federated
+from perfed.federation.protocol.config_checks import check_config
 from perfed.federation.server.clients import ClientManager, Log
 from perfed.federation.server.plan import PLAN, FederationPlan
 from perfed.federation.server.serve import Server
@@ -51,7 +51,7 @@ class Trial:
         data = place / "data"
         settings = _with_files(config, federation, data)
         derived = Config.checked(settings)
-        check_federated(derived, federation.clients)
+        check_config(derived, federation.clients)
         if (folder / PLAN).exists() and place.is_dir():
             shutil.rmtree(place)  # an earlier trial's, whose clients have no part in this one
         data.mkdir(parents=True, exist_ok=True)

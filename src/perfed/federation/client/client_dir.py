@@ -1,8 +1,8 @@
-"""A client's own folder: what it keeps between rounds, and its own model. None of it is ever sent.
+"""A client's own folder: its state between rounds, and its own model. None of it is ever sent.
 
-`DIR/EXPERIMENT/` holds `config.json`, what is trained; `kept`, what the client keeps; and
-`model.safetensors`, its own model, ready for `perfed predict`. Files are written whole or not at
-all, and `kept` begins with its own checksum.
+`DIR/EXPERIMENT/` holds `config.json`, what is trained; `client.state`, what the client keeps
+between rounds; and `model.safetensors`, its own model, ready for `perfed predict`. Files are
+written completely or not at all, and `client.state` begins with a checksum.
 """
 
 import hashlib
@@ -18,45 +18,45 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from perfed.core.errors import ConfigError, DataError
-from perfed.federation.protocol.errors import RefusalError
-from perfed.federation.protocol.messages import without_terms
+from perfed.federation.protocol.errors import RequestError
+from perfed.federation.protocol.messages import client_config
 from perfed.runs.files import read_json, write_whole
 from perfed.simulation import ClientRecord
 
 CONFIG: Final = "config.json"
-KEPT: Final = "kept"
+STATE: Final = "client.state"
 MODEL: Final = "model.safetensors"
-_MARK: Final = b"perfed-kept-1 "
-# What a client keeps says something about its rows, which are no other user's business.
-_OWN: Final = 0o700
-# Names come over the network and become folders: nothing that could lead out of it.
+_MAGIC: Final = b"perfed-client-state-1 "
+# A client's state says something about its rows: nobody else on its machine may read it.
+_OWNER_ONLY: Final = 0o700
+# Names come over the network and become folders: none may lead out of the client's own.
 _EXPERIMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,119}")
 
 
-class RecordPair(NamedTuple):
-    """What a client kept before and after its last round: the server may or may not have heard.
+class SavedRecords(NamedTuple):
+    """What a client kept before and after its last round: the server may not have got its update.
 
     Attributes:
-        base: the round after which `before` was kept; -1: the client's first.
-        round: that round; -1: there was none.
+        previous_round: the round after which `before` was kept; -1: the client's first.
+        round: its last round; -1: there is none.
         before: what it kept before.
-        after: what it keeps if its answer counted.
+        after: what it keeps if its update was accepted.
     """
 
-    base: int
+    previous_round: int
     round: int
     before: ClientRecord
     after: ClientRecord
 
-    def as_of(self, counted: int) -> ClientRecord:
-        """What is kept, given the last round in which the client's answer counted."""
-        if self.round >= 0 and counted not in (self.base, self.round):
-            raise RefusalError(
-                f"the server went back to what this client kept after round {counted}, but only "
-                f"what it kept after rounds {self.base} and {self.round} is there; remove the file "
-                f"{KEPT} to go on as a client that has not taken part"
+    def at(self, last_accepted: int) -> ClientRecord:
+        """What the client keeps, given the last round in which its update was accepted."""
+        if self.round >= 0 and last_accepted not in (self.previous_round, self.round):
+            raise RequestError(
+                f"the server asks for this client's state after round {last_accepted}, but the "
+                f"client has only those after rounds {self.previous_round} and {self.round}; "
+                f"remove the file {STATE} to start over as a new client"
             )
-        return self.after if counted == self.round else self.before
+        return self.after if last_accepted == self.round else self.before
 
 
 @final
@@ -68,7 +68,7 @@ class ClientDir:
 
     def __post_init__(self) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=_OWN)
+            self.path.mkdir(parents=True, exist_ok=True, mode=_OWNER_ONLY)
             write_whole(self.path / ".writable", b"")
             (self.path / ".writable").unlink()
         except OSError as error:
@@ -76,86 +76,86 @@ class ClientDir:
                 f"--client-dir {self.path}: cannot write there: {error.strerror}"
             ) from None
 
-    def of(self, experiment: str) -> Path:
-        """The folder of an experiment."""
+    def experiment_dir(self, experiment: str) -> Path:
+        """An experiment's folder, which may not exist yet."""
         if not _EXPERIMENT.fullmatch(experiment):
-            raise RefusalError(f"{experiment!r} cannot be an experiment's name")
+            raise RequestError(f"{experiment!r} is not a valid name of an experiment")
         return self.path / experiment
 
-    def begin(self, experiment: str, facts: dict[str, Any]) -> None:
-        """Note what is trained; an experiment that is known already must be the same."""
-        folder = self.of(experiment)
+    def join(self, experiment: str, config: dict[str, Any]) -> None:
+        """Note what will be trained; an experiment that is known already must be the same."""
+        folder = self.experiment_dir(experiment)
         if (folder / CONFIG).exists():
-            if _trained(read_json(folder / CONFIG)) != _trained(facts):
-                raise RefusalError(
-                    f"{experiment}: this experiment was begun here with other settings, or by "
-                    "another client; the server must begin a new one"
+            if _trained(read_json(folder / CONFIG)) != _trained(config):
+                raise RequestError(
+                    f"{experiment}: this client joined this experiment before with other settings "
+                    "or under another name; the server has to start a new one"
                 )
             return
-        folder.mkdir(parents=True, exist_ok=True, mode=_OWN)
-        write_whole(folder / CONFIG, json.dumps(facts, indent=1).encode())
+        folder.mkdir(parents=True, exist_ok=True, mode=_OWNER_ONLY)
+        write_whole(folder / CONFIG, json.dumps(config, indent=1).encode())
 
-    def facts(self, experiment: str) -> dict[str, Any] | None:
-        """What was noted of an experiment; None: it is not known here."""
-        path = self.of(experiment) / CONFIG
-        facts: dict[str, Any] | None = read_json(path) if path.exists() else None
-        return facts
+    def read_config(self, experiment: str) -> dict[str, Any] | None:
+        """What will be trained; None if the client has not joined."""
+        path = self.experiment_dir(experiment) / CONFIG
+        config: dict[str, Any] | None = read_json(path) if path.exists() else None
+        return config
 
-    def write_records(self, experiment: str, records: RecordPair) -> None:
-        """Write what the client keeps; on any failure, what was kept is still there."""
+    def write_records(self, experiment: str, records: SavedRecords) -> None:
+        """Write what the client keeps; on any failure the old file stays."""
         tensors = {
             f"{part}.{i}": np.asarray(leaf)
-            for part, kept in (("before", records.before), ("after", records.after))
-            for i, leaf in enumerate(jax.tree.leaves(kept))
+            for part, record in (("before", records.before), ("after", records.after))
+            for i, leaf in enumerate(jax.tree.leaves(record))
         }
-        about = {"experiment": experiment, "base": str(records.base), "round": str(records.round)}
-        payload = save(tensors, about)
-        digest = hashlib.sha256(payload).hexdigest().encode()
-        write_whole(self.of(experiment) / KEPT, _MARK + digest + b"\n" + payload)
+        rounds = {"previous_round": str(records.previous_round), "round": str(records.round)}
+        payload = save(tensors, {"experiment": experiment} | rounds)
+        path = self.experiment_dir(experiment) / STATE
+        write_whole(path, _checksum_line(payload) + b"\n" + payload)
 
-    def read_records(self, experiment: str, first: ClientRecord) -> RecordPair:
-        """What the client keeps, shaped like what it had at first; that, if it never took part."""
-        path = self.of(experiment) / KEPT
+    def read_records(self, experiment: str, first: ClientRecord) -> SavedRecords:
+        """What the client keeps, in the structure of its first record, which is the default."""
+        path = self.experiment_dir(experiment) / STATE
         if not path.exists():
-            return RecordPair(-1, -1, first, first)
-        head, _, payload = path.read_bytes().partition(b"\n")
-        digest = hashlib.sha256(payload).hexdigest().encode()
-        if head != _MARK + digest:
+            return SavedRecords(-1, -1, first, first)
+        line, _, payload = path.read_bytes().partition(b"\n")
+        if line != _checksum_line(payload):
             raise DataError(
-                f"{path} is damaged (its checksum differs); remove it to go on as a client that "
-                "has not taken part"
+                f"{path} is damaged: its checksum is wrong; remove it to start over as a new client"
             )
         try:
             tensors = load(payload)
             header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
-            about = header["__metadata__"]
-            base, round = (int(about[key]) for key in ("base", "round"))
+            metadata = header["__metadata__"]
+            previous_round, round = (int(metadata[key]) for key in ("previous_round", "round"))
         except (SafetensorError, KeyError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}") from None
-        if about.get("experiment") != experiment:
+        if metadata.get("experiment") != experiment:
             raise DataError(
-                f"{path} is of another experiment; put back this one's, or remove it to go on as a "
-                "client that has not had a turn"
+                f"{path} belongs to another experiment; restore this one's file, or remove it to "
+                "start over as a new client"
             )
         leaves, structure = jax.tree.flatten(first)
 
-        def part(name: str) -> ClientRecord:
-            found = [tensors.get(f"{name}.{i}") for i in range(len(leaves))]
+        def record(part: str) -> ClientRecord:
+            found = [tensors.get(f"{part}.{i}") for i in range(len(leaves))]
             for leaf, own in zip(leaves, found, strict=True):
                 if own is None or own.shape != leaf.shape or own.dtype != leaf.dtype:
-                    raise DataError(f"{path} is of another model than this experiment's")
-            kept: ClientRecord = jax.tree.unflatten(structure, found)
-            return kept
+                    raise DataError(f"{path} belongs to another model than this experiment's")
+            read: ClientRecord = jax.tree.unflatten(structure, found)
+            return read
 
-        return RecordPair(base, round, part("before"), part("after"))
+        return SavedRecords(previous_round, round, record("before"), record("after"))
 
-    def write_model(self, experiment: str, contents: bytes) -> Path:
-        """The client's own model."""
-        path = self.of(experiment) / MODEL
-        write_whole(path, contents)
-        return path
+    def write_model(self, experiment: str, contents: bytes) -> None:
+        """Write the client's own model."""
+        write_whole(self.experiment_dir(experiment) / MODEL, contents)
 
 
-def _trained(facts: dict[str, Any]) -> dict[str, Any]:
-    """What was noted, without the terms that a server may change while a run goes on."""
-    return facts | {"config": without_terms(facts["config"])}
+def _checksum_line(payload: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(payload).hexdigest().encode()
+
+
+def _trained(config: dict[str, Any]) -> dict[str, Any]:
+    """What the client noted, without the sections that a server may change."""
+    return config | {"config": client_config(config["config"])}

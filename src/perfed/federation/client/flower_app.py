@@ -23,7 +23,7 @@ def _answered(kind: str, message: Message, context: Context) -> Message:
     settings = {
         key: str(context.node_config.get(key, "")) for key in ("client_dir", "data", "name")
     }
-    blob = _client(**settings).answer(blob_of(message.content), kind)
+    blob = _client(**settings).handle(blob_of(message.content), kind)
     return Message(record(blob), reply_to=message)
 
 

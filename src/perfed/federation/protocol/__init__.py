@@ -1,1 +1,1 @@
-"""What the server and its clients have in common: messages, errors, what can be federated."""
+"""What the server and its clients share: messages, errors, and which configurations can run."""

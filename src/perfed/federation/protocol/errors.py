@@ -1,34 +1,34 @@
-"""Errors that a client answers with, and how much of an error the server is told."""
+"""Errors that a client replies with, and how much of an error the server may know."""
 
 import os
-from typing import final
+from typing import Final, final
 
 from perfed.core.errors import CodecError, ConfigError, DataError, DivergedError
 
-# What a client says of an experiment that it has to be asked to join first.
-UNKNOWN = "no such experiment here:"
+# How a client says that it has to join an experiment first.
+UNKNOWN_EXPERIMENT: Final = "unknown experiment"
 
 
 @final
-class RefusalError(DataError):
-    """Why a client gives no answer, in words for the server too: no row, and no path."""
+class RequestError(DataError):
+    """A request that a client refuses. The server gets this text: it quotes no row and no path."""
 
 
 @final
-class OwnDataError(DataError):
-    """The client's own file cannot be used; the text may quote it."""
+class ClientDataError(DataError):
+    """The client's file cannot be used. The text may quote it, so the server does not get it."""
 
 
-# What these say is ours, and is about messages, settings and rounds.
-_OPEN = (RefusalError, CodecError, ConfigError, DivergedError)
+# Their texts are about messages, settings and rounds only.
+_PUBLIC: Final = (RequestError, CodecError, ConfigError, DivergedError)
 
 
-def public_text(error: Exception) -> str:
+def public_message(error: Exception) -> str:
     """What the server is told of an error: nothing that may quote a row, or name a file."""
-    if isinstance(error, OwnDataError):
-        return "its data cannot be read as the configuration says; its own log says why"
-    text = "its own log says why"
-    if isinstance(error, _OPEN):
+    if isinstance(error, ClientDataError):
+        return "its data do not fit the configuration; see the client's log"
+    text = "see the client's log"
+    if isinstance(error, _PUBLIC):
         text = " ".join(str(error).split())
     elif isinstance(error, OSError) and error.errno:
         text = f"[Errno {error.errno}] {os.strerror(error.errno)}"

@@ -9,18 +9,12 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import NamedTuple, final
 
-import jax
-
 from perfed.core.errors import CodecError
 from perfed.core.trees import Params, all_finite, squared_norm
 from perfed.evaluation import ModelKind
-from perfed.federation.protocol.messages import (
-    ClientInfo,
-    EvaluateReply,
-    Header,
-    TrainReply,
-    unpacked,
-)
+from perfed.federation.protocol.framing import unpack
+from perfed.federation.protocol.messages import ClientInfo, EvaluateReply, Header, TrainReply
+from perfed.federation.protocol.parts import decode_parts
 from perfed.federation.transport.messenger import Answer, Failure
 from perfed.simulation import EngineState, Experiment
 
@@ -56,19 +50,13 @@ def read_update(
     if isinstance(answer, Failure):
         return answer
     round, pipeline = int(state.round), experiment.pipeline
-    due = [(pipeline.codec, state.params), (pipeline.extra_codec, extra_shape)]
-    expected = [(codec, like) for codec, like in due if jax.tree.leaves(like)]
     try:
-        header, parts = unpacked(answer, TrainReply)
+        header, parts = unpack(answer, TrainReply)
         _require_of(header, name)
         if header.round != round:
             return Failure(f"it answers round {header.round}, not {round}")
-        if len(parts) != len(expected):
-            return Failure(f"it sent {len(parts)} messages where {len(expected)} are due")
-        rest = iter(parts)
-        delta, extra = (
-            codec.decode(next(rest), like) if jax.tree.leaves(like) else like for codec, like in due
-        )
+        expected = (pipeline.codec, state.params), (pipeline.extra_codec, extra_shape)
+        delta, extra = decode_parts(parts, *expected)
     except CodecError as error:
         return Failure(str(error))
     norm = max(sqrt(float(squared_norm(tree))) for tree in (delta, extra))
@@ -124,7 +112,7 @@ def read_scores(
     if isinstance(answer, Failure):
         return answer
     try:
-        header, parts = unpacked(answer, EvaluateReply)
+        header, parts = unpack(answer, EvaluateReply)
         _require_of(header, experiment)
     except CodecError as error:
         return Failure(str(error))
@@ -146,7 +134,7 @@ def read_client_info(answer: Answer, experiment: str) -> ClientInfo | Failure:
     if isinstance(answer, Failure):
         return answer
     try:
-        header, parts = unpacked(answer, ClientInfo)
+        header, parts = unpack(answer, ClientInfo)
         _require_of(header, experiment)
     except CodecError as error:
         return Failure(str(error))

@@ -10,8 +10,9 @@ from typing import Any, Final, final
 
 from perfed.data import Federation
 from perfed.data.files import canonical_names
-from perfed.federation.protocol.errors import UNKNOWN
-from perfed.federation.protocol.messages import ClientInfo, JoinRequest, packed
+from perfed.federation.protocol.errors import UNKNOWN_EXPERIMENT
+from perfed.federation.protocol.framing import pack
+from perfed.federation.protocol.messages import ClientInfo, JoinRequest
 from perfed.federation.server.checks import read_client_info
 from perfed.federation.transport.messenger import Answer, Failure, LinkLostError, Messenger
 
@@ -70,7 +71,7 @@ class ClientManager:
     Args:
         conversation: how they are asked.
         experiment: the experiment's name.
-        config: what is trained (`without_terms`).
+        config: what is trained (`client_config`).
         names: who they are, in the order of their numbers; None: whoever comes first, by names of
             their own.
         keys: everyone's public key; None: there are no keys.
@@ -143,7 +144,7 @@ class ClientManager:
                 continue
             self._joining[id] = _Joining(name)
             request = JoinRequest(experiment=self.experiment, config=self._config, name=name)
-            requests[id] = packed(request)
+            requests[id] = pack(request)
         if requests:
             new = {id: self._joining[id] for id in requests}
             Thread(target=self._ask_to_join, args=(requests, new), daemon=True).start()
@@ -195,7 +196,10 @@ class ClientManager:
         self._at[name] = node
         self._complaints.pop(node, None)
         self.statuses.setdefault(name, ClientStatus()).now("here")
-        self.log(f"{name} is here, with {info.train} examples to train on and {info.test} held out")
+        self.log(
+            f"{name} is here, with {info.train_examples} training and {info.test_examples} test "
+            "examples"
+        )
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         """Leave a node out, for a while: what is wrong with it may be put right."""
@@ -275,7 +279,7 @@ class ClientManager:
 
     def forget(self, client: int, failure: Failure) -> None:
         """After a fault: one that has to be told of the experiment first is greeted anew."""
-        if UNKNOWN in failure.reason:
+        if UNKNOWN_EXPERIMENT in failure.reason:
             self._leave(self.names[client])
 
     def _leave(self, name: str) -> None:
@@ -286,4 +290,4 @@ class ClientManager:
         self.statuses[name].now("away")
 
 
-_PARTS: Final = ("train", "test")
+_PARTS: Final = ("train_examples", "test_examples")

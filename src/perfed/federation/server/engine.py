@@ -13,7 +13,9 @@ from perfed.core.errors import DivergedError
 from perfed.core.random import Purpose, fold, permuted
 from perfed.data import FlatExamples
 from perfed.evaluation import Evaluation, Evaluator, Scores, model_kinds, score_names
-from perfed.federation.protocol.messages import EvaluateRequest, TrainRequest, packed
+from perfed.federation.protocol.framing import pack
+from perfed.federation.protocol.messages import EvaluateRequest, TrainRequest
+from perfed.federation.protocol.parts import encode_parts
 from perfed.federation.server.checks import (
     CheckedUpdate,
     Lengths,
@@ -131,7 +133,7 @@ class RemoteEngine(Engine):
         """The cohort's updates that count, and why others do not."""
         experiment, clients, round = self.experiment, self.clients, int(state.round)
         messages = self.broadcast(state, experiment.downlink)
-        requests = {i: packed(self.request(TrainRequest, state, i), *messages) for i in cohort}
+        requests = {i: pack(self.request(TrainRequest, state, i), *messages) for i in cohort}
         answers = clients.ask("train", round, requests)
         extra, name = self._extra_shape, clients.experiment
         read = {i: read_update(answers[i], experiment, state, extra, name) for i in cohort}
@@ -159,11 +161,8 @@ class RemoteEngine(Engine):
     def broadcast(self, state: EngineState, codec: Codec) -> list[bytes]:
         """What the server sends, as messages: its model, and what goes beside it."""
         trees = (state.params, self.experiment.method.broadcast(state.server_state))
-        return [
-            codec.encode(self.experiment.downlink_key(int(state.round), i), tree)
-            for i, tree in enumerate(trees)
-            if jax.tree.leaves(tree)
-        ]
+        keys = (self.experiment.downlink_key(int(state.round), i) for i in range(len(trees)))
+        return encode_parts(*((codec, key, tree) for key, tree in zip(keys, trees, strict=True)))
 
     def request(self, kind: Any, state: EngineState, client: int) -> Any:
         """The header of a request to a client."""
@@ -171,7 +170,7 @@ class RemoteEngine(Engine):
             experiment=self.clients.experiment,
             round=int(state.round),
             number=client,
-            counted=int(state.clients.state[client]),
+            last_accepted=int(state.clients.state[client]),
         )
 
     def _aggregated(
@@ -241,7 +240,7 @@ class RemoteEvaluator(Evaluator):
         clients.gather(1, everyone=RETURN if round == self._last else None)
         messages = remote.broadcast(state, Float32())
         here = clients.here()
-        requests = {i: packed(remote.request(EvaluateRequest, state, i), *messages) for i in here}
+        requests = {i: pack(remote.request(EvaluateRequest, state, i), *messages) for i in here}
         answers = clients.ask("evaluate", round, requests)
         n = self.experiment.federation.clients
         values = {kind: {name: np.full(n, np.nan) for name in self._names} for kind in kinds}

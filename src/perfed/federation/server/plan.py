@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from perfed.core.errors import ConfigError
-from perfed.federation.protocol.messages import TERMS, ClientInfo, without_terms
-from perfed.federation.protocol.rules import check_federated
+from perfed.federation.protocol.config_checks import check_config
+from perfed.federation.protocol.messages import SERVER_SECTIONS, ClientInfo, client_config
 from perfed.runs import run_dir
 from perfed.runs.config import Config, overridden, read_toml, without_none
 from perfed.runs.files import read_json, write_whole
@@ -24,7 +24,7 @@ class FederationPlan:
     """A federated run.
 
     Attributes:
-        settings: its configuration; clients are told of it `without_terms`.
+        settings: its configuration; clients are told of it `client_config`.
         experiment: its name, which clients keep what they keep under.
         clients: how many there are.
         names: who they are, in the order of their numbers; None: not known yet.
@@ -44,7 +44,7 @@ class FederationPlan:
         cls, config: Config, folder: Path, clients: int, names: tuple[str, ...] | None
     ) -> "FederationPlan":
         """A new one, in a folder of its own."""
-        check_federated(config, clients)
+        check_config(config, clients)
         words = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-") or "run"
         experiment = f"{words[:80]}-{secrets.token_hex(4)}"
         plan = cls(federated(config), experiment, clients, names, {})
@@ -89,11 +89,11 @@ class FederationPlan:
         """On the terms that a file and overrides say now; all else must be what it was."""
         values = self.settings if path is None else read_toml(path)
         config = Config.checked(overridden(values, overrides))
-        check_federated(config, self.clients)
+        check_config(config, self.clients)
         settings = federated(config)
-        differing = _differences(without_terms(self.settings), without_terms(settings))
+        differing = _differences(client_config(self.settings), client_config(settings))
         if differing:
-            free = " and ".join(f"[{section}]" for section in TERMS)
+            free = " and ".join(f"[{section}]" for section in SERVER_SECTIONS)
             differing.append(f"{free} alone may change while a run goes on; begin another one")
             raise ConfigError("\n".join(differing))
         return replace(self, settings=settings)

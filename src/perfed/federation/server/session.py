@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from perfed.federation.protocol.messages import without_terms
+from perfed.federation.protocol.messages import client_config
 from perfed.federation.server.clients import RETURN, ClientManager, Log
 from perfed.federation.server.engine import RemoteEngine, RemoteEvaluator
 from perfed.federation.server.plan import FederationPlan
@@ -41,7 +41,7 @@ def run_federation(
     clients = ClientManager(
         Messenger(grid),
         plan.experiment,
-        without_terms(plan.settings),
+        client_config(plan.settings),
         plan.names,
         keys,
         terms.timeout,

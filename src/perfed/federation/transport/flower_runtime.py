@@ -60,7 +60,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from perfed.federation.protocol.errors import public_text
+from perfed.federation.protocol.errors import public_message
 from perfed.federation.transport.messenger import LinkLostError
 
 _PAUSE: Final = 0.1
@@ -286,7 +286,7 @@ def _serve_task(
                 log(f"{what}: done in {time.monotonic() - begun:.1f} s")
             except Exception as error:
                 log(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
-                details = public_text(error)
+                details = public_message(error)
                 code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
                 reply = Message(Error(code, details), reply_to=message)
             push_message(client, reply, context)

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from perfed.core.errors import CodecError
-from perfed.federation.protocol.messages import legible
+from perfed.federation.protocol.framing import one_line
 
 _RECORD: Final = "perfed"
 _BLOB: Final = "blob"
@@ -40,7 +40,7 @@ class Failure:
     reason: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", legible(self.reason))
+        object.__setattr__(self, "reason", one_line(self.reason))
 
 
 Answer = bytes | Failure

@@ -147,7 +147,7 @@ def test_certificates_say_what_they_are_for(made: Path) -> None:
     assert authority.not_valid_after_utc > server.not_valid_after_utc
 
 
-def test_flower_reads_clients_keys(made: Path) -> None:
+def test_federation_reads_clients_keys(made: Path) -> None:
     """Its own loaders, and the bytes that it registers."""
     admitted = ServerKeys.read(made / "server").clients
     for name, registered in admitted.items():

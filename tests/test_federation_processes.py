@@ -22,7 +22,7 @@ from federations import (
     simulated,
     write_clients,
 )
-from perfed.federation.client.client_dir import KEPT
+from perfed.federation.client.client_dir import STATE
 from perfed.federation.server.plan import PLAN
 from perfed.runs.run_dir import read_run
 
@@ -140,7 +140,7 @@ def test_the_server_receives_changes_and_scores_and_nothing_else(tmp_path: Path)
     assert b'"kind":"change"' in said  # it was not encrypted
     assert "in plain" in (tmp_path / "server.log").read_text()
     for name in NAMES:
-        kept = (run.home(name) / KEPT).read_bytes()
+        kept = (run.home(name) / STATE).read_bytes()
         tensors = kept.split(b"\n", 1)[1]
         arrays = _tensors(tensors, tmp_path) | run.own_model(name)
         rows = np.load(tmp_path / "data" / f"{name}.npz")

@@ -98,19 +98,15 @@ from perfed.core.trees import row
 from perfed.evaluation import ModelKind
 from perfed.federation.client import join as join_module
 from perfed.federation.client.client import Client
-from perfed.federation.client.client_dir import KEPT, ClientDir
+from perfed.federation.client.client_dir import STATE, ClientDir
+from perfed.federation.protocol.framing import MAGIC, VERSION, one_line, pack, unpack
 from perfed.federation.protocol.messages import (
-    MARK,
-    VERSION,
     ClientInfo,
     EvaluateReply,
     EvaluateRequest,
     JoinRequest,
     TrainReply,
     TrainRequest,
-    legible,
-    packed,
-    unpacked,
 )
 from perfed.federation.server.checks import (
     CheckedUpdate,
@@ -240,12 +236,12 @@ def raw(header: str | bytes, *parts: bytes, length: int | None = None) -> bytes:
     """A blob with whatever header."""
     text = header if isinstance(header, bytes) else header.encode("utf-8", "surrogatepass")
     claimed = len(text) if length is None else length
-    return b"".join([MARK, bytes([VERSION]), claimed.to_bytes(4, "little"), text, *parts])
+    return b"".join([MAGIC, bytes([VERSION]), claimed.to_bytes(4, "little"), text, *parts])
 
 
 def taken_apart(blob: bytes) -> tuple[dict[str, Any], bytes]:
     """The header of a good message, and what follows it."""
-    start = len(MARK) + 5
+    start = len(MAGIC) + 5
     end = start + int.from_bytes(blob[start - 4 : start], "little")
     facts: dict[str, Any] = json.loads(blob[start:end])
     return facts, blob[end:]
@@ -254,7 +250,7 @@ def taken_apart(blob: bytes) -> tuple[dict[str, Any], bytes]:
 def changed_by(codec: Codec, tree: Any, seed: int = 0) -> bytes:
     """A client's good answer."""
     message = codec.encode(jax.random.key(seed), tree)
-    return packed(TrainReply(experiment=EXPERIMENT, round=ROUND), message)
+    return pack(TrainReply(experiment=EXPERIMENT, round=ROUND), message)
 
 
 def scored(**changes: Any) -> bytes:
@@ -262,15 +258,15 @@ def scored(**changes: Any) -> bytes:
         kind: dict.fromkeys(SCORES, 0.5) for kind in ("global", "personalized")
     }
     facts: dict[str, Any] = {"experiment": EXPERIMENT, "round": ROUND, "scores": scores}
-    return packed(EvaluateReply(**facts | changes))
+    return pack(EvaluateReply(**facts | changes))
 
 
 def introduction(**changes: Any) -> bytes:
     facts: dict[str, Any] = {
         "experiment": EXPERIMENT, "name": "north", "shape": (20,), "dtype": "float32",
-        "features": ("a", "b"), "train": 20, "test": 10,
+        "features": ("a", "b"), "train_examples": 20, "test_examples": 10,
     }  # fmt: skip
-    return packed(ClientInfo(**facts | changes))
+    return pack(ClientInfo(**facts | changes))
 
 
 # JSON that a header's value can be replaced by; the first few are good for some.
@@ -376,7 +372,7 @@ def goods(bench: Bench) -> list[tuple[Codec, bytes]]:
     for codec, blob in made:
         assert isinstance(bench.read(blob, codec), CheckedUpdate)
         if isinstance(codec, LowPrecision) and codec.norm == "whole":
-            codes.add(unpacked(blob, TrainReply)[1][0][6 + len(codec._settings) + 4] >> 6)
+            codes.add(unpack(blob, TrainReply)[1][0][6 + len(codec._settings) + 4] >> 6)
     assert codes == {FIXED, SPARSE, DENSE}
     return made
 
@@ -423,7 +419,7 @@ def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
                 assert told.experiment == EXPERIMENT
                 assert told.name.isprintable()
                 assert prod(told.shape) < 2**31
-                assert min(told.train, told.test) >= 1
+                assert min(told.train_examples, told.test_examples) >= 1
                 json.dumps(told.model_dump(mode="json"), ensure_ascii=False).encode()
             tell(
                 "scores" if base is others[0] else "introduction",
@@ -431,7 +427,7 @@ def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
             )
             for kind in (TrainReply, EvaluateReply, ClientInfo, TrainRequest, JoinRequest):
                 try:
-                    unpacked(blob, kind)
+                    unpack(blob, kind)
                 except CodecError as error:
                     tell("wire", Failure(str(error)))
     readers = {codec.name for codec in CODECS} | {"scores", "introduction"}
@@ -493,7 +489,7 @@ def test_short_messages_take_little_memory(bench: Bench) -> None:
         parts = "" if "parts" in header else ',"parts":[]'
         blob = raw(f'{{"experiment":"{EXPERIMENT}","kind":"{due}",{header}{parts}}}')
         with pytest.raises(CodecError), memory(30 * len(blob)), at_most(60):
-            unpacked(blob, kind)
+            unpack(blob, kind)
 
 
 @contextmanager
@@ -517,7 +513,7 @@ def poisoned(codec: Codec, tree: Any, value: float) -> bytes:
     with np.errstate(over="ignore"):
         floats[0].flat[0] = value
     message = codec._header(tree) + codec.write(symbols, sizes)
-    return packed(TrainReply(experiment=EXPERIMENT, round=ROUND), message)
+    return pack(TrainReply(experiment=EXPERIMENT, round=ROUND), message)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -534,22 +530,22 @@ def test_answers_to_something_else_are_refused(bench: Bench) -> None:
     tree = bench.change()
     part = Float32().encode(jax.random.key(0), tree)
     good = TrainReply(experiment=EXPERIMENT, round=ROUND)
-    assert isinstance(bench.read(packed(good, part), Float32()), CheckedUpdate)
+    assert isinstance(bench.read(pack(good, part), Float32()), CheckedUpdate)
     for blob, why in (
-        (packed(good.model_copy(update={"experiment": "other"}), part), "another experiment"),
-        (packed(good.model_copy(update={"round": ROUND - 1}), part), f"round {ROUND - 1}, not"),
-        (packed(good), "0 messages where 1"),
-        (packed(good, part, part), "2 messages where 1"),
-        (packed(good, *[b""] * 9), "9 messages where 1"),
-        (scored(), '"evaluate-reply", but "train-reply" is due'),
-        (pickle.dumps({"kind": "train-reply"}), "not a message of perfed"),
-        (os.urandom(1000), "not a message of perfed"),
-        (b"", "not a message of perfed"),
-        (MARK, "ends in its first bytes"),
-        (MARK + b"\x02" + b"\0" * 9, "same perfed on all machines"),
-        (raw("{}", length=3), "claims 3 bytes, which it cannot have"),
-        (raw("{}", length=2**32 - 1), "claims 4294967295 bytes, which it cannot have"),
-        (raw(" " * 70_000), "claims 70000 bytes, which it cannot have"),
+        (pack(good.model_copy(update={"experiment": "other"}), part), "another experiment"),
+        (pack(good.model_copy(update={"round": ROUND - 1}), part), f"round {ROUND - 1}, not"),
+        (pack(good), "expected 1 parts in the message, got 0"),
+        (pack(good, part, part), "expected 1 parts in the message, got 2"),
+        (pack(good, *[b""] * 9), "expected 1 parts in the message, got 9"),
+        (scored(), 'expected a message of kind "train-reply", got "evaluate-reply"'),
+        (pickle.dumps({"kind": "train-reply"}), "not a perfed message"),
+        (os.urandom(1000), "not a perfed message"),
+        (b"", "not a perfed message"),
+        (MAGIC, "the message is truncated"),
+        (MAGIC + b"\x02" + b"\0" * 9, "same version of perfed on all machines"),
+        (raw("{}", length=3), "invalid length of the message header: 3 bytes"),
+        (raw("{}", length=2**32 - 1), "invalid length of the message header: 4294967295 bytes"),
+        (raw(" " * 70_000), "invalid length of the message header: 70000 bytes"),
     ):
         bench.refuses(blob, why)
     other = jax.tree.map(lambda leaf: jnp.zeros((*leaf.shape, 2)), tree)
@@ -557,7 +553,7 @@ def test_answers_to_something_else_are_refused(bench: Bench) -> None:
     turned = jax.tree.map(lambda leaf: leaf.T if leaf.ndim > 1 else leaf, tree)
     bench.refuses(changed_by(Float32(), turned), "other shapes")
     for codec in CODECS[1:]:
-        bench.refuses(packed(good, part), "codec is 0, not", codec)
+        bench.refuses(pack(good, part), "codec is 0, not", codec)
         bench.refuses(changed_by(codec, tree), f"codec is {codec.number}, not 0")
     for codec, due in ((LowPrecision(2), LowPrecision(3)), (TopK(0.1), TopK(0.2))):
         assert isinstance(bench.read(changed_by(codec, tree), due), Failure)
@@ -570,14 +566,14 @@ def test_an_iterate_is_no_way_around(bench: Bench) -> None:
     header = TrainReply(experiment=EXPERIMENT, round=ROUND)
     good = Float32().encode(jax.random.key(0), tree)
     far = Float32().encode(jax.random.key(0), jax.tree.map(lambda leaf: 1000 * leaf, tree))
-    (bad,) = unpacked(poisoned(Float32(), tree, float("nan")), TrainReply)[1]
-    found = iterates.read(packed(header, good, good), Float32())
+    (bad,) = unpack(poisoned(Float32(), tree, float("nan")), TrainReply)[1]
+    found = iterates.read(pack(header, good, good), Float32())
     assert isinstance(found, CheckedUpdate)
-    long = iterates.read(packed(header, good, far), Float32())
+    long = iterates.read(pack(header, good, far), Float32())
     assert isinstance(long, CheckedUpdate)
     assert long.norm == pytest.approx(1000 * found.norm, rel=1e-5)
-    iterates.refuses(packed(header, good, bad), "not finite")
-    iterates.refuses(packed(header, good), "1 messages where 2")
+    iterates.refuses(pack(header, good, bad), "not finite")
+    iterates.refuses(pack(header, good), "expected 2 parts in the message, got 1")
 
 
 def refused(norms: list[float], before: float | None, most: float | None = None) -> list[float]:
@@ -650,9 +646,11 @@ def test_scores_are_finite(value: str) -> None:
     ("field", "value"),
     [
         ("shape", "[2147483647,2147483647]"), ("shape", "[-1]"), ("shape", "[1,1,1,1,1,1,1,1,1]"),
-        ("shape", "[65536,65536]"), ("dtype", '"object"'), ("dtype", '"<U9"'), ("train", "0"),
-        ("train", "2147483648"), ("test", "-1"), ("test", "true"), ("features", '["\\ud800"]'),
-        ("features", '"ab"'), ("name", '"a\\nb"'), ("name", '"\\u001b[2J"'), ("name", '"\\u202e"'),
+        ("shape", "[65536,65536]"), ("dtype", '"object"'), ("dtype", '"<U9"'),
+        ("train_examples", "0"),
+        ("train_examples", "2147483648"), ("test_examples", "-1"), ("test_examples", "true"),
+        ("features", '["\\ud800"]'), ("features", '"ab"'),
+        ("name", '"a\\nb"'), ("name", '"\\u001b[2J"'), ("name", '"\\u202e"'),
         ("name", f'"{"x" * 121}"'), ("experiment", '"other"'), ("parts", "[0]"),
     ],
 )  # fmt: skip
@@ -697,9 +695,9 @@ def test_what_clients_say_is_one_line_that_can_be_written() -> None:
     assert fault.reason.isprintable()
     fault.reason.encode()
     assert Failure("no answer within 5 s").reason == "no answer within 5 s"
-    assert legible("Zoë  is\there", 50) == "Zoë is here"
-    assert legible("x" * 50, 50) == "x" * 50
-    assert legible("x" * 51, 50) == "x" * 50 + "..."
+    assert one_line("Zoë  is\there", 50) == "Zoë is here"
+    assert one_line("x" * 50, 50) == "x" * 50
+    assert one_line("x" * 51, 50) == "x" * 50 + "..."
 
 
 # Questions and answers, over a grid that does what clients want.
@@ -884,7 +882,7 @@ class Ground:
 
     def info(self, experiment: str, config: dict[str, Any]) -> ClientInfo:
         blob = self.message(JoinRequest, experiment, {"config": config, "name": "client-0"})
-        return unpacked(self.client.answer(blob, "join"), ClientInfo)[0]
+        return unpack(self.client.handle(blob, "join"), ClientInfo)[0]
 
     def message(self, kind: Any, experiment: str, facts: dict[str, Any]) -> bytes:
         """As a server writes it that checks nothing."""
@@ -907,13 +905,13 @@ def test_a_server_cannot_lead_a_client_out_of_its_home(ground: Ground, name: str
     before = files(ground.path)
     with pytest.raises((CodecError, DataError)):
         ground.join(name)
-    asked = {"round": 0, "number": 0, "counted": -1}
+    asked = {"round": 0, "number": 0, "last_accepted": -1}
     for kind, what in ((TrainRequest, "train"), (EvaluateRequest, "evaluate")):
         with pytest.raises((CodecError, DataError)):
-            ground.client.answer(ground.message(kind, name, asked), what)
+            ground.client.handle(ground.message(kind, name, asked), what)
     assert files(ground.path) == before
     with pytest.raises((DataError, ValueError)):
-        ground.client.client_dir.of(name)
+        ground.client.client_dir.experiment_dir(name)
 
 
 def test_a_client_reads_its_own_file_whatever_it_is_told(ground: Ground, watched: Watched) -> None:
@@ -945,7 +943,8 @@ def test_a_client_reads_its_own_file_whatever_it_is_told(ground: Ground, watched
         try:
             told = ground.info(f"{EXPERIMENT}-{i}", config)
             answered += 1
-            assert (told.shape, told.train, told.test) == ((6,), 20, 10)
+            examples = (told.train_examples, told.test_examples)
+            assert (told.shape, *examples) == ((6,), 20, 10)
         except (ConfigError, DataError, FieldError):
             pass
         finally:
@@ -976,11 +975,11 @@ def test_a_pickle_is_not_opened_by_anyone(ground: Ground, bench: Bench) -> None:
     path = ground.path / "exploded"
     bomb = pickle.dumps(Bomb(str(path)))
     good = TrainReply(experiment=EXPERIMENT, round=ROUND)
-    bench.refuses(bomb, "not a message of perfed")
-    bench.refuses(packed(good, bomb), "mark is 128, not 112")
+    bench.refuses(bomb, "not a perfed message")
+    bench.refuses(pack(good, bomb), "mark is 128, not 112")
     for kind in ("join", "train", "evaluate"):
         with pytest.raises(CodecError):
-            ground.client.answer(bomb, kind)
+            ground.client.handle(bomb, kind)
     assert not path.exists()
     pickle.loads(bomb)
     assert path.exists()
@@ -1000,11 +999,11 @@ def kept(ground: Ground) -> tuple[Ground, Path, Callable[[int], bytes]]:
     model = Float32().encode(jax.random.key(0), w)
 
     def train(round: int) -> bytes:
-        asked = TrainRequest(experiment=EXPERIMENT, round=round, number=0, counted=round - 1)
-        return ground.client.answer(packed(asked, model), "train")
+        asked = TrainRequest(experiment=EXPERIMENT, round=round, number=0, last_accepted=round - 1)
+        return ground.client.handle(pack(asked, model), "train")
 
     train(0)
-    return ground, ground.client.client_dir.of(EXPERIMENT) / KEPT, train
+    return ground, ground.client.client_dir.experiment_dir(EXPERIMENT) / STATE, train
 
 
 DAMAGES: list[Callable[[bytes], bytes]] = [
@@ -1013,7 +1012,7 @@ DAMAGES: list[Callable[[bytes], bytes]] = [
     lambda whole: whole[:100],
     lambda whole: whole + b"x",
     lambda whole: whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
-    lambda whole: b"perfed-kept-9 " + whole[14:],
+    lambda whole: b"perfed-client-state-9 " + whole[22:],
     lambda whole: whole.partition(b"\n")[2],
     lambda whole: pickle.dumps(Bomb("/nonexistent/x")),
     lambda whole: os.urandom(500),
@@ -1026,7 +1025,7 @@ def test_a_damaged_memory_is_refused(kept: tuple[Ground, Path, Callable[[int], b
     whole = path.read_bytes()
     for damage in DAMAGES:
         path.write_bytes(damage(whole))
-        with pytest.raises(DataError, match=r"kept.*remove"):
+        with pytest.raises(DataError, match=r"client.state.*remove"):
             train(1)
     path.write_bytes(whole)
     assert isinstance(train(1), bytes)
@@ -1041,11 +1040,11 @@ def test_so_is_one_of_another_model(kept: tuple[Ground, Path, Callable[[int], by
     hello = JoinRequest(
         experiment="wide", config=federated(Config.checked(values)), name="client-0"
     )
-    client.answer(packed(hello), "join")
+    client.handle(pack(hello), "join")
     w = Config.checked(values).build().experiment.init_state().params
-    asked = TrainRequest(experiment="wide", round=0, number=0, counted=-1)
-    client.answer(packed(asked, Float32().encode(jax.random.key(0), w)), "train")
-    path.write_bytes((other.of("wide") / KEPT).read_bytes())
+    asked = TrainRequest(experiment="wide", round=0, number=0, last_accepted=-1)
+    client.handle(pack(asked, Float32().encode(jax.random.key(0), w)), "train")
+    path.write_bytes((other.experiment_dir("wide") / STATE).read_bytes())
     with pytest.raises(DataError, match=r"another"):
         train(1)
 
@@ -1057,8 +1056,8 @@ def test_so_is_one_of_another_experiment(
     ground, path, _ = kept
     ground.join("another")
     home = ground.client.client_dir
-    (home.of("another") / KEPT).write_bytes(path.read_bytes())
-    first = jax.tree.map(lambda leaf: leaf[0], ground.client._known["another"].first.clients)
+    (home.experiment_dir("another") / STATE).write_bytes(path.read_bytes())
+    first = jax.tree.map(lambda leaf: leaf[0], ground.client._loaded["another"].first_state.clients)
     home.read_records(EXPERIMENT, first)
     with pytest.raises(DataError, match=r"another experiment.*remove"):
         home.read_records("another", first)
@@ -1301,20 +1300,20 @@ def test_a_client_cannot_give_orders_in_the_servers_name(tmp_path: Path) -> None
 
 def tampered(answer: bytes, change: Callable[[np.ndarray], np.ndarray]) -> bytes:
     """An answer with other numbers in it."""
-    header, (part,) = unpacked(answer, TrainReply)
+    header, (part,) = unpack(answer, TrainReply)
     head, numbers = part[:6], np.frombuffer(part[6:], "<f4")
-    return packed(header, head + change(numbers).astype("<f4").tobytes())
+    return pack(header, head + change(numbers).astype("<f4").tobytes())
 
 
 def restated(answer: bytes, **facts: Any) -> bytes:
     """An answer that says it is to something else."""
-    header, parts = unpacked(answer, TrainReply)
-    return packed(header.model_copy(update=facts), *parts)
+    header, parts = unpack(answer, TrainReply)
+    return pack(header.model_copy(update=facts), *parts)
 
 
 def reshaped(answer: bytes) -> bytes:
-    header, _ = unpacked(answer, TrainReply)
-    return packed(header, Float32().encode(jax.random.key(0), {"w": jnp.ones((2, 2))}))
+    header, _ = unpack(answer, TrainReply)
+    return pack(header, Float32().encode(jax.random.key(0), {"w": jnp.ones((2, 2))}))
 
 
 def unwilling(answer: bytes) -> NoReturn:
@@ -1351,29 +1350,29 @@ def rogue(server: str, data: str, home: str, keys: str, go: str, trap: str) -> N
 
     @app.query()
     def join(message: Message, context: Context) -> Message:
-        blob = honest.answer(blob_of(message.content), "join")
+        blob = honest.handle(blob_of(message.content), "join")
         return Message(record(blob), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         blob = blob_of(message.content)
-        round = unpacked(blob, TrainRequest)[0].round
+        round = unpack(blob, TrainRequest)[0].round
         if round == len(answers) - 1:  # the run is not to be over before all have tried
             wait(Path(go).exists, 500, go)
-        lie = answers[round](honest.answer(blob, "train"))
+        lie = answers[round](honest.handle(blob, "train"))
         content = lie if isinstance(lie, RecordDict) else record(lie)
         return Message(content, reply_to=message)
 
     @app.evaluate()
     def scoring(message: Message, context: Context) -> Message:
-        blob = honest.answer(blob_of(message.content), "evaluate")
+        blob = honest.handle(blob_of(message.content), "evaluate")
         facts, _ = taken_apart(blob)
         facts["scores"]["global"]["loss"] = "HERE"
         blob = raw(json.dumps(facts).replace('"HERE"', "1e999"))
         return Message(record(blob), reply_to=message)
 
     vars(join_module)["client_app"] = app
-    vars(runtime)["public_text"] = lambda error: (
+    vars(runtime)["public_message"] = lambda error: (
         f"{type(error).__name__}: {error}"
     )  # says what it likes
     member = join_module.JoinedClient(

@@ -1,7 +1,7 @@
 """A client of a federation, and the server's rounds with such clients, without the network.
 
 The clients are the real ones, with files and folders of their own; what stands in for Flower is a
-grid that hands messages over. `test_flower_federation` has the same with real processes.
+grid that hands messages over. `test_federation_processes` has the same with real processes.
 """
 
 import json
@@ -24,17 +24,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from federations import NAMES, distance, params, settings, simulated, write_clients
 from perfed.core.errors import ConfigError, DataError
 from perfed.core.trees import row
-from perfed.federation.client.client import Client, own_data
-from perfed.federation.client.client_dir import CONFIG, KEPT, ClientDir
-from perfed.federation.protocol.errors import public_text
+from perfed.federation.client.client import Client
+from perfed.federation.client.client_dir import CONFIG, STATE, ClientDir
+from perfed.federation.client.local_experiment import read_client_file
+from perfed.federation.protocol.errors import public_message
+from perfed.federation.protocol.framing import pack, unpack
 from perfed.federation.protocol.messages import (
     ClientInfo,
     EvaluateReply,
     JoinRequest,
     TrainReply,
     TrainRequest,
-    packed,
-    unpacked,
 )
 from perfed.federation.server import clients as clients_module
 from perfed.federation.server import engine as remote_module
@@ -84,11 +84,11 @@ class HandedOver(Grid):
             message.metadata.__dict__["_message_id"] = id
             try:
                 kind = kinds[message.metadata.message_type]
-                blob = self.clients[node].answer(blob_of(message.content), kind)
+                blob = self.clients[node].handle(blob_of(message.content), kind)
                 self.seen.append(blob)
                 reply = Message(record(blob), reply_to=message)
             except Exception as error:
-                reply = Message(Error(2, public_text(error)), reply_to=message)
+                reply = Message(Error(2, public_message(error)), reply_to=message)
             if (node, group) not in self.lost:
                 self.replies[id] = reply
             else:
@@ -209,14 +209,14 @@ def join(client: Client, values: dict[str, Any], experiment: str = "trial-1") ->
     told = JoinRequest(
         experiment=experiment, config=federated(Config.checked(values)), name="client-0"
     )
-    return unpacked(client.answer(packed(told), "join"), ClientInfo)[0]
+    return unpack(client.handle(pack(told), "join"), ClientInfo)[0]
 
 
 def train(client: Client, w: Any, round: int, counted: int) -> tuple[bytes, TrainReply]:
-    asked = TrainRequest(experiment="trial-1", round=round, number=0, counted=counted)
+    asked = TrainRequest(experiment="trial-1", round=round, number=0, last_accepted=counted)
     message = Float32().encode(jax.random.key(0), w)
-    answer = client.answer(packed(asked, message), "train")
-    return answer, unpacked(answer, TrainReply)[0]
+    answer = client.handle(pack(asked, message), "train")
+    return answer, unpack(answer, TrainReply)[0]
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_what_is_kept_advances_only_when_the_answer_counted(data: Path) -> None:
     homes = data.parent / "homes"
     shutil.copytree(homes, data.parent / "copy")
     heard, _ = train(client, w, 3, 2)
-    with pytest.raises(DataError, match="went back"):
+    with pytest.raises(DataError, match="only those after rounds"):
         train(client, w, 3, 0)
     shutil.rmtree(homes)
     (data.parent / "copy").rename(homes)
@@ -255,20 +255,20 @@ def test_what_is_kept_advances_only_when_the_answer_counted(data: Path) -> None:
 
 
 def _like(client: Client) -> Any:
-    work = client._known["trial-1"]
-    return jax.tree.map(lambda leaf: leaf[0], work.first.clients)
+    work = client._loaded["trial-1"]
+    return jax.tree.map(lambda leaf: leaf[0], work.first_state.clients)
 
 
 def test_a_full_disk_loses_nothing(data: Path, pfedme: tuple[Client, dict[str, Any], Any]) -> None:
     client, _, w = pfedme
     train(client, w, 0, -1)
-    folder = client.client_dir.of("trial-1")
-    before = (folder / KEPT).read_bytes()
-    (folder / f"{KEPT}.partial").symlink_to("/dev/full")
+    folder = client.client_dir.experiment_dir("trial-1")
+    before = (folder / STATE).read_bytes()
+    (folder / f"{STATE}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         train(client, w, 1, 0)
-    assert (folder / KEPT).read_bytes() == before
-    (folder / f"{KEPT}.partial").unlink()
+    assert (folder / STATE).read_bytes() == before
+    (folder / f"{STATE}.partial").unlink()
     answer, _ = train(client, w, 1, 0)
     fresh = client_of(data, "client-0")
     assert train(fresh, w, 1, 0)[0] == answer
@@ -277,7 +277,7 @@ def test_a_full_disk_loses_nothing(data: Path, pfedme: tuple[Client, dict[str, A
 def test_a_damaged_memory_is_refused(pfedme: tuple[Client, dict[str, Any], Any]) -> None:
     client, _, w = pfedme
     train(client, w, 0, -1)
-    path = client.client_dir.of("trial-1") / KEPT
+    path = client.client_dir.experiment_dir("trial-1") / STATE
     broken = bytearray(path.read_bytes())
     broken[-3] ^= 1
     path.write_bytes(broken)
@@ -290,13 +290,13 @@ def test_a_damaged_memory_is_refused(pfedme: tuple[Client, dict[str, Any], Any])
 def test_an_experiment_has_to_be_begun(data: Path, pfedme: tuple[Client, Any, Any]) -> None:
     client, values, w = pfedme
     other = client_of(data, "client-1")
-    with pytest.raises(DataError, match="no such experiment here"):
+    with pytest.raises(DataError, match="unknown experiment"):
         train(other, w, 0, -1)
     changed = settings(data, PFEDME | {"lam": 16.0})
-    with pytest.raises(DataError, match="begun here with other settings"):
+    with pytest.raises(DataError, match="with other settings"):
         join(client, changed)
     join(client, values)
-    assert join(client, changed, "trial-2").train == 20
+    assert join(client, changed, "trial-2").train_examples == 20
 
 
 def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,9 +313,9 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
 
     with pytest.raises(KeyboardInterrupt):
         run_federation(grid, folder, KEYS, said.append, stop)
-    facts = json.loads(
-        (grid.clients[0].client_dir.of(FederationPlan.read(folder).experiment) / CONFIG).read_text()
-    )
+    client_dir = grid.clients[0].client_dir
+    experiment = FederationPlan.read(folder).experiment
+    facts = json.loads((client_dir.experiment_dir(experiment) / CONFIG).read_text())
     assert facts["config"]["method"]["lam"] == 15.0
     assert not {"federation", "output"} & set(facts["config"])
     overrides = ["federation.timeout=25.0", "federation.minimum=1", "output.keep=2"]
@@ -325,7 +325,7 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
     plan.write(folder)
     # One whose folder says more of an experiment than is told now: it was begun by another version.
     facts["config"] |= {"federation": terms, "output": {}}
-    (grid.clients[0].client_dir.of(plan.experiment) / CONFIG).write_text(json.dumps(facts))
+    (client_dir.experiment_dir(plan.experiment) / CONFIG).write_text(json.dumps(facts))
     grid.clients[0] = client_of(data, "client-0")
     for module in (session, remote_module):
         monkeypatch.setattr(module, "RETURN", 5.0)  # nobody is waited for who is refused
@@ -349,7 +349,7 @@ def test_nothing_but_terms_may(data: Path) -> None:
 def test_an_experiments_name_cannot_lead_out_of_the_home(data: Path, name: str) -> None:
     client = client_of(data, "client-0")
     with pytest.raises((DataError, ValueError)):
-        client.client_dir.of(name)
+        client.client_dir.experiment_dir(name)
     assert not (data.parent / "out").exists()
 
 
@@ -370,16 +370,14 @@ def test_the_answers_hold_nothing_that_stays_with_the_client(data: Path) -> None
             assert array.astype("<f4").tobytes()[:16] not in said
     # What is sent can be found in this way.
     reply = next(blob for blob in grid.seen if b'"kind":"train-reply"' in blob)
-    assert unpacked(reply, TrainReply)[1][0][-16:] in said
+    assert unpack(reply, TrainReply)[1][0][-16:] in said
 
 
 def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with a file is said to its owner alone."""
     rows = [*(f"{i},{i % 3}" for i in range(20)), "HIV+,1", "1,SYPHILIS"]
     values = settings(data, FEDAVG)
-    hi = packed(
-        JoinRequest(experiment="trial-1", config=federated(Config.checked(values)), name="c")
-    )
+    hi = pack(JoinRequest(experiment="trial-1", config=federated(Config.checked(values)), name="c"))
     sent: list[tuple[str, str]] = []
     monkeypatch.setattr(runtime, "_heartbeat", lambda _: SimpleNamespace(is_running=False))
     monkeypatch.setattr(
@@ -399,13 +397,13 @@ def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch)
         client = Client(ClientDir(data.parent / "homes" / "c"), file)
 
         def app(message: Message, _: Context, client: Client = client) -> Message:
-            return Message(record(client.answer(blob_of(message.content), "join")), reply_to=asked)
+            return Message(record(client.handle(blob_of(message.content), "join")), reply_to=asked)
 
         said: list[str] = []
         runtime._serve_task(link, "token", app, lambda: True, said.append)  # type: ignore[arg-type]
         assert any(word in said[0] for word in ("HIV+", "SYPHILIS"))
         for _, text in sent:
-            assert text == "its data cannot be read as the configuration says; its own log says why"
+            assert text == "its data do not fit the configuration; see the client's log"
     assert len(sent) == 4
 
 
@@ -420,12 +418,12 @@ def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_of_other_errors_only_our_own_words_are_told(error: Exception, due: str) -> None:
-    assert public_text(error) == due
+    assert public_message(error) == due
 
 
 def test_what_a_client_keeps_is_its_owners_alone(pfedme: tuple[Client, Any, Any]) -> None:
     home = pfedme[0].client_dir
-    for folder in (home.path, home.of("trial-1")):
+    for folder in (home.path, home.experiment_dir("trial-1")):
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -439,7 +437,7 @@ class Failing:
         if kind == "train":
             self.asked += 1
             raise MemoryError
-        return self.client.answer(blob, kind)
+        return self.client.handle(blob, kind)
 
 
 def test_one_that_fails_gives_its_seat_to_the_next(data: Path) -> None:
@@ -586,7 +584,7 @@ def test_what_takes_all_data_in_one_place_is_refused(
 def test_a_client_reads_no_file_but_its_own(data: Path) -> None:
     values = settings(Path("/etc"), FEDAVG)
     config = Config.checked(values)
-    own = own_data(config, data / "client-0.npz", "me")
+    own = read_client_file(config, data / "client-0.npz", "me")
     assert own.names == ("me",)
     assert int(own.train.size[0]) == 20
     told = federated(config)
@@ -631,7 +629,7 @@ def test_a_file_may_be_put_right_until_the_run_begins(data: Path) -> None:
     clients.look()
     come_back_with(50)
     assert clients.here() == [0, 1, 2]
-    assert clients.infos["client-1"].train == 50
+    assert clients.infos["client-1"].train_examples == 50
     clients.begin()
     come_back_with(60)
     assert clients.here() == [0, 2]
@@ -686,6 +684,6 @@ def test_the_home_must_be_writable(tmp_path: Path) -> None:
 
 
 def test_messages_say_what_they_are() -> None:
-    blob = packed(EvaluateReply(experiment="x", round=1, scores={"global": {"loss": None}}))
-    assert unpacked(blob, EvaluateReply)[0].scores == {"global": {"loss": None}}
-    assert len(packed(TrainReply(experiment="trial-1", round=100), b"x" * 100)) < 100 + 100
+    blob = pack(EvaluateReply(experiment="x", round=1, scores={"global": {"loss": None}}))
+    assert unpack(blob, EvaluateReply)[0].scores == {"global": {"loss": None}}
+    assert len(pack(TrainReply(experiment="trial-1", round=100), b"x" * 100)) < 100 + 100
