@@ -275,6 +275,23 @@ def test_gains_are_counted() -> None:
     )
 
 
+def test_a_method_without_a_global_model_stands_beside_others() -> None:
+    alone, other = recorded("local"), recorded("pfedme")
+    del alone.scores["global"]
+    for runs in ([alone], [alone, other]):
+        page = report_page(runs, "Local")
+        group = grouped(runs)[0]
+        assert np.isnan(group.last("global", "accuracy", "mean").mean)
+        assert np.isnan(group.clients("global", "accuracy")).all()
+        assert group.gain().defined == 0
+        assert "no client has this score for both models" in body(page)
+        assert "nan" not in body(page).split("<main")[1].split('id="chart-data"')[0].lower()
+        assert data_of(page)["groups"][0]["boxes"]["accuracy"]["global"] is None
+    first = data_of(report_page([alone, other], "x"))["groups"][1]
+    assert first["boxes"]["accuracy"]["global"] is not None
+    assert "with personalized models." in body(report_page([alone], "x"))
+
+
 def test_a_regression_has_no_labels_and_may_have_undefined_scores() -> None:
     runs = [recorded(m, s, regression=True, network=False) for m in ("a", "b") for s in (0, 1)]
     for run in runs:

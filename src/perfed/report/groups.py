@@ -88,7 +88,7 @@ class Group:
     @property
     def scores(self) -> tuple[str, ...]:
         """The scores' names; the first is the headline."""
-        return tuple(self.first.scores["global"])
+        return tuple(self.first.scores["personalized"])
 
     @property
     def rounds(self) -> Int[np.ndarray, " evaluations"]:
@@ -104,7 +104,7 @@ class Group:
     def curve(self, kind: str, score: str, statistic: str) -> Spread:
         """A statistic over clients at every common round, over seeds."""
         values = [
-            over_clients(run.scores[kind][score][self._at(run)], run.sizes, score)[statistic]
+            over_clients(_scores(run, kind, score)[self._at(run)], run.sizes, score)[statistic]
             for run in self.runs
         ]
         return over_seeds(np.stack(values))
@@ -112,7 +112,7 @@ class Group:
     def last(self, kind: str, score: str, statistic: str) -> Spread:
         """A statistic over clients after the last round, over seeds."""
         values = [
-            over_clients(run.scores[kind][score][-1:], run.sizes, score)[statistic][0]
+            over_clients(_scores(run, kind, score)[-1:], run.sizes, score)[statistic][0]
             for run in self.runs
         ]
         return over_seeds(np.stack(values))
@@ -133,7 +133,7 @@ class Group:
 
     def clients(self, kind: str, score: str) -> Float[np.ndarray, " clients"]:
         """Every client's score after the last round, a mean over seeds."""
-        return over_seeds(np.stack([run.scores[kind][score][-1] for run in self.runs])).mean
+        return over_seeds(np.stack([_scores(run, kind, score)[-1] for run in self.runs])).mean
 
     def gain(self) -> Gain:
         """What personalizing brings every client in the headline score."""
@@ -176,13 +176,21 @@ def grouped(runs: Sequence[RecordedRun]) -> tuple[Group, ...]:
         _check(members)
     first = runs[0]
     for run in runs:
-        if list(run.scores["global"]) != list(first.scores["global"]):
+        names, others = (list(r.scores["personalized"]) for r in (run, first))
+        if names != others:
             raise DataError(
-                f"{first.path} is scored by {', '.join(first.scores['global'])}, {run.path} by "
-                f"{', '.join(run.scores['global'])}: report them apart"
+                f"{first.path} is scored by {', '.join(others)}, {run.path} by "
+                f"{', '.join(names)}: report them apart"
             )
     labels = _labels([members[0].config for members in sets])
     return tuple(Group(label, tuple(m)) for label, m in zip(labels, sets, strict=True))
+
+
+def _scores(run: RecordedRun, kind: str, score: str) -> Float[np.ndarray, "evaluations clients"]:
+    """The scores of a kind of model; NaN where the method has no such model."""
+    if kind not in run.scores:
+        return np.full_like(run.scores["personalized"][score], np.nan)
+    return run.scores[kind][score]
 
 
 def _check(members: Sequence[RecordedRun]) -> None:
@@ -302,6 +310,8 @@ def score_scale(score: str) -> float:
 
 def count_line(gain: Gain, score: str) -> str:
     """Who gains and who loses, in a sentence."""
+    if not gain.defined:
+        return "no client has this score for both models"
     point = "1 point" if score == "accuracy" else "0.01"
     line = (
         f"{gain.better} of {gain.defined} client{'s' * (gain.defined != 1)} "

@@ -17,8 +17,8 @@ from rich.text import Text
 from perfed.training import Progress
 
 _STYLES: Final = {
-    "answered": "green", "asked": "cyan", "here": "green", "late": "bold yellow",
-    "refused": "bold red", "away": "dim",
+    "replied": "green", "working": "cyan", "connected": "green", "late": "bold yellow",
+    "failed": "bold red", "away": "dim",
 }  # fmt: skip
 
 

@@ -117,10 +117,8 @@ def lead(groups: Sequence[Group]) -> str:
     seeds = groups[best].seeds
     over = f" over {seeds} seeds" if seeds > 1 else ""
     common = float(groups[best].last("global", score, "mean").mean)
-    text = (
-        f"{groups[best].label}, mean {name} {told}{over} with "
-        f"personalized models, {shown(common, score)} with the global one."
-    )
+    text = f"{groups[best].label}, mean {name} {told}{over} with personalized models"
+    text += f", {shown(common, score)} with the global one." if np.isfinite(common) else "."
     if len(groups) == 1:
         return f"After the last round: {text}"
     text = f"Highest after the last round: {text}"
