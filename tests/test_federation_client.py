@@ -40,8 +40,8 @@ from perfed.federation.server import clients as clients_module
 from perfed.federation.server import engine as remote_module
 from perfed.federation.server import session
 from perfed.federation.server.clients import ClientManager
-from perfed.federation.server.engine import RemoteEngine, RemoteEvaluator, TooFewError
-from perfed.federation.server.plan import FederationPlan, federated
+from perfed.federation.server.engine import RemoteEngine, RemoteEvaluator, TooFewClientsError
+from perfed.federation.server.plan import FederationPlan, federated_settings
 from perfed.federation.server.session import run_federation
 from perfed.federation.transport import flower_runtime as runtime
 from perfed.federation.transport.messenger import TYPES, Messenger, blob_of, record
@@ -133,7 +133,7 @@ KEYS = {name: f"key {i}".encode() for i, name in enumerate(NAMES)}
 def greeting(values: dict[str, Any], grid: Grid, said: list[str] | None = None) -> ClientManager:
     """The server's side, before anyone is there."""
     say = (said if said is not None else []).append
-    settings = federated(Config.checked(values))
+    settings = federated_settings(Config.checked(values))
     return ClientManager(Messenger(grid), "trial-1", settings, NAMES, KEYS, 30.0, say)
 
 
@@ -141,7 +141,7 @@ def remote_of(values: dict[str, Any], grid: Grid, said: list[str] | None = None)
     """The server's side of a run, with everyone greeted."""
     config = Config.checked(values)
     clients = greeting(values, grid, said)
-    clients.gather(3)
+    clients.wait_for(3)
     labels = values["data"].get("labels")
     federation = clients.federation(None if labels is None else tuple(labels))
     return RemoteEngine(config.build_experiment(federation), clients, config.federation)
@@ -207,7 +207,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
 
 def join(client: Client, values: dict[str, Any], experiment: str = "trial-1") -> ClientInfo:
     told = JoinRequest(
-        experiment=experiment, config=federated(Config.checked(values)), name="client-0"
+        experiment=experiment, config=federated_settings(Config.checked(values)), name="client-0"
     )
     return unpack(client.handle(pack(told), "join"), ClientInfo)[0]
 
@@ -305,7 +305,7 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
     folder, said = data.parent / "run", list[str]()
     terms = {"timeout": 20.0}
     values = settings(data, PFEDME, federation=terms)
-    FederationPlan.begun(Config.checked(values), folder, 3, NAMES)
+    FederationPlan.create(Config.checked(values), folder, 3, NAMES)
 
     def stop(progress: Progress) -> None:
         if progress.round == 2:
@@ -319,7 +319,7 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
     assert facts["config"]["method"]["lam"] == 15.0
     assert not {"federation", "output"} & set(facts["config"])
     overrides = ["federation.timeout=25.0", "federation.minimum=1", "output.keep=2"]
-    plan = FederationPlan.read(folder).on_terms(None, overrides)
+    plan = FederationPlan.read(folder).with_settings(None, overrides)
     assert (plan.config().federation.timeout, plan.config().federation.minimum) == (25.0, 1)
     assert (plan.config().output.keep, plan.config().output.checkpoint_rounds) == (2, 1)
     plan.write(folder)
@@ -328,7 +328,7 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
     (client_dir.experiment_dir(plan.experiment) / CONFIG).write_text(json.dumps(facts))
     grid.clients[0] = client_of(data, "client-0")
     for module in (session, remote_module):
-        monkeypatch.setattr(module, "RETURN", 5.0)  # nobody is waited for who is refused
+        monkeypatch.setattr(module, "RECONNECT_TIME", 5.0)  # nobody is waited for who is refused
     result = run_federation(grid, folder, KEYS, said.append)
     assert "going on from round 2" in said
     assert distance(flat(result.global_model), flat(simulated(values).global_model)) < 1e-6
@@ -336,13 +336,13 @@ def test_terms_may_change_while_a_run_goes_on(data: Path, monkeypatch: pytest.Mo
 
 def test_nothing_but_terms_may(data: Path) -> None:
     values = settings(data, PFEDME)
-    plan = FederationPlan.begun(Config.checked(values), data.parent / "run", 3, NAMES)
-    with pytest.raises(ConfigError, match=r"method.lam = 16.0: the run was begun with 15.0") as no:
-        plan.on_terms(None, ["method.lam=16.0", "rounds=9", "federation.timeout=9.0"])
-    assert "rounds = 9: the run was begun with 3" in str(no.value)
+    plan = FederationPlan.create(Config.checked(values), data.parent / "run", 3, NAMES)
+    with pytest.raises(ConfigError, match=r"lam = 16.0: the run was started with 15.0") as no:
+        plan.with_settings(None, ["method.lam=16.0", "rounds=9", "federation.timeout=9.0"])
+    assert "rounds = 9: the run was started with 3" in str(no.value)
     assert "timeout" not in str(no.value)
     with pytest.raises(ConfigError, match=r"federation.minimum = 4"):
-        plan.on_terms(None, ["federation.minimum=4"])
+        plan.with_settings(None, ["federation.minimum=4"])
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/x", "a/b", ".", "a\0b", "x" * 121, ""])
@@ -377,7 +377,11 @@ def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch)
     """What is wrong with a file is said to its owner alone."""
     rows = [*(f"{i},{i % 3}" for i in range(20)), "HIV+,1", "1,SYPHILIS"]
     values = settings(data, FEDAVG)
-    hi = pack(JoinRequest(experiment="trial-1", config=federated(Config.checked(values)), name="c"))
+    hi = pack(
+        JoinRequest(
+            experiment="trial-1", config=federated_settings(Config.checked(values)), name="c"
+        )
+    )
     sent: list[tuple[str, str]] = []
     monkeypatch.setattr(runtime, "_heartbeat", lambda _: SimpleNamespace(is_running=False))
     monkeypatch.setattr(
@@ -410,10 +414,10 @@ def test_no_error_tells_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("error", "due"),
     [
-        (ValueError("could not convert 'HIV+'"), "ValueError: its own log says why"),
-        (DataError("patients.csv: HIV+"), "DataError: its own log says why"),
+        (ValueError("could not convert 'HIV+'"), "ValueError: see the client's log"),
+        (DataError("patients.csv: HIV+"), "DataError: see the client's log"),
         (OSError(28, "HIV+", "/a/patients.csv"), "OSError: [Errno 28] No space left on device"),
-        (OSError("HIV+"), "OSError: its own log says why"),
+        (OSError("HIV+"), "OSError: see the client's log"),
         (ConfigError("rounds = 0:\n too few"), "ConfigError: rounds = 0: too few"),
     ],
 )
@@ -433,7 +437,7 @@ class Failing:
     def __init__(self, client: Client) -> None:
         self.client, self.asked = client, 0
 
-    def answer(self, blob: bytes, kind: str) -> bytes:
+    def handle(self, blob: bytes, kind: str) -> bytes:
         if kind == "train":
             self.asked += 1
             raise MemoryError
@@ -474,15 +478,15 @@ def test_a_client_away_gives_its_seat_to_the_next(data: Path) -> None:
     state = remote.init()
     full = [sorted(remote._cohort(k)) for k in range(6)]
     grid.down = {1}
-    remote.clients.look()
+    remote.clients.update()
     assert [sorted(remote._cohort(k)) for k in range(6)] == [[0, 2]] * 6
     state, traffic = remote.run(state, 1)
     assert sorted(traffic.cohort[0]) == [0, 2]
     grid.down = {1, 2}
-    remote.clients.look()
+    remote.clients.update()
     assert remote._cohort(0) == [0]
     grid.down = set()
-    remote.clients.look()
+    remote.clients.update()
     assert [sorted(remote._cohort(k)) for k in range(6)] == full
 
 
@@ -504,10 +508,10 @@ def test_partial_answers_are_averaged_and_too_few_stop_the_run(data: Path) -> No
     sent = dict(zip(traffic.cohort[0].tolist(), traffic.uplink[0].tolist(), strict=True))
     assert sent[1] == 0
     assert sent[0] == sent[2] > 0
-    assert any("client-1 does not count: no answer within" in line for line in said)
+    assert any("no update from client-1: no reply within" in line for line in said)
     np.testing.assert_array_equal(state.clients.state, [0, -1, 0])
     grid.lost = {(0, "train 1"), (1, "train 1")}
-    with pytest.raises(TooFewError, match=r"fewer than 2 answers count after 2 attempts.*client-0"):
+    with pytest.raises(TooFewClientsError, match=r"fewer than 2 valid updates.*client-0"):
         remote.run(state, 1)
 
 
@@ -523,7 +527,7 @@ def test_a_removed_home_is_greeted_anew(data: Path) -> None:
     home.rmdir()
     grid.clients[2] = client_of(data, "client-2")
     state, traffic = remote.run(state, 1)
-    assert any("client-2 does not count" in line for line in said)
+    assert any("no update from client-2" in line for line in said)
     state, traffic = remote.run(state, 1)
     assert (traffic.uplink[0] > 0).all()
 
@@ -577,7 +581,7 @@ def test_what_takes_all_data_in_one_place_is_refused(
 ) -> None:
     values = settings(tmp_path, FEDAVG) | {"data": data_settings}
     with pytest.raises(ConfigError, match=named):
-        FederationPlan.begun(Config.checked(values), tmp_path / "run", 3, NAMES)
+        FederationPlan.create(Config.checked(values), tmp_path / "run", 3, NAMES)
     assert not (tmp_path / "run").exists()
 
 
@@ -587,7 +591,7 @@ def test_a_client_reads_no_file_but_its_own(data: Path) -> None:
     own = read_client_file(config, data / "client-0.npz", "me")
     assert own.names == ("me",)
     assert int(own.train.size[0]) == 20
-    told = federated(config)
+    told = federated_settings(config)
     assert "/etc" not in json.dumps(told)
     assert str(Path.cwd()) not in json.dumps(told)
 
@@ -599,19 +603,19 @@ def test_clients_must_be_alike(data: Path) -> None:
     grid = HandedOver({i: client_of(data, name) for i, name in enumerate(NAMES)})
     said: list[str] = []
     clients = greeting(settings(data, FEDAVG), grid, said)
-    clients.look()
-    assert clients.here() == [0, 1]
+    clients.update()
+    assert clients.connected() == [0, 1]
     assert said[-1] == (
-        "client-2 cannot take part: the shape of its inputs is (5,), but (6,) for client-0; "
-        "clients' files must be alike"
+        "client-2 cannot join: the shape of its inputs is (5,), but that of client-0 is (6,); the "
+        "files of all clients need the same columns"
     )
     # It comes back with another file.
     write_clients(data)
     grid.down = {2}
-    clients.look()
+    clients.update()
     grid.down, grid.clients[2] = set(), client_of(data, "client-2")
-    clients.look()
-    assert clients.here() == [0, 1, 2]
+    clients.update()
+    assert clients.connected() == [0, 1, 2]
 
 
 def test_a_file_may_be_put_right_until_the_run_begins(data: Path) -> None:
@@ -622,18 +626,18 @@ def test_a_file_may_be_put_right_until_the_run_begins(data: Path) -> None:
     def come_back_with(examples: int) -> None:
         write_clients(data, examples=examples)
         grid.down = {1}
-        clients.look()
+        clients.update()
         grid.down, grid.clients[1] = set(), client_of(data, "client-1")
-        clients.look()
+        clients.update()
 
-    clients.look()
+    clients.update()
     come_back_with(50)
-    assert clients.here() == [0, 1, 2]
+    assert clients.connected() == [0, 1, 2]
     assert clients.infos["client-1"].train_examples == 50
-    clients.begin()
+    clients.start()
     come_back_with(60)
-    assert clients.here() == [0, 2]
-    assert "its data are not those it had when the run began" in said[-1]
+    assert clients.connected() == [0, 2]
+    assert "its data have changed since the run began" in said[-1]
 
 
 def test_scores_of_a_client_that_is_away_are_not_defined(data: Path) -> None:
@@ -669,12 +673,12 @@ def test_the_last_scoring_waits_for_those_who_are_away(
     monkeypatch.setattr(grid, "get_nodes", later)
     (evaluation,) = scorer.evaluate_runs([scorer], [remote.init()])
     assert np.isfinite(evaluation.scores["global"].values["loss"]).all()  # type: ignore[union-attr]
-    assert not any("without a model" in line for line in said)
+    assert not any("no model of the last round" in line for line in said)
     monkeypatch.setattr(grid, "get_nodes", there)
-    monkeypatch.setattr(remote_module, "RETURN", 0.0)  # not for ever
+    monkeypatch.setattr(remote_module, "RECONNECT_TIME", 0.0)  # not for ever
     grid.down = {1}
     scorer.evaluate_runs([scorer], [remote.init()])
-    assert "without a model of their own from the last round: client-1;" in said[-1]
+    assert "these clients have no model of the last round: client-1;" in said[-1]
 
 
 def test_the_home_must_be_writable(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_on_resuming_the_terms_are_those_of_now(
     for file in ([], [config]):
         done = here("serve", *file, *resumed, "--set", "method.lr=0.5")
         assert done.exit_code == 2
-        assert "method.lr = 0.5: the run was begun with 0.1" in done.stderr
+        assert "method.lr = 0.5: the run was started with 0.1" in done.stderr
     assert here("serve", *resumed).exit_code == 0  # as it was left
     assert FederationPlan.read(tmp_path / "run").config().federation.timeout == 77.0
     assert here("serve", config, *resumed).exit_code == 0
@@ -154,7 +154,7 @@ def test_a_client_that_nobody_answers_gives_up_when_asked_to(place: Path, tmp_pa
         "--patience", 4,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "has not let us in" in done.stderr
+    assert "cannot join" in done.stderr
 
 
 def test_a_model_for_inputs_that_each_client_scales_predicts_for_nobody(
@@ -178,28 +178,28 @@ def test_a_model_for_inputs_that_each_client_scales_predicts_for_nobody(
 
 def test_a_trial_replaces_an_earlier_one(tmp_path: Path) -> None:
     for clients in (3, 2):
-        trial = Trial.prepared(trial_config(None, clients, []), tmp_path)
+        trial = Trial.create(trial_config(None, clients, []), tmp_path)
         keys = ServerKeys.read(tmp_path / TRIAL / "keys" / "server")
         assert tuple(keys.clients) == trial.names == NAMES[:clients]
         assert len(list((tmp_path / TRIAL / "data").iterdir())) == clients
-        FederationPlan.begun(trial.config, tmp_path, clients, trial.names)
+        FederationPlan.create(trial.config, tmp_path, clients, trial.names)
     # A folder of that name that no trial has made is left alone.
     (tmp_path / "mine" / TRIAL).mkdir(parents=True)
     (tmp_path / "mine" / TRIAL / "notes").touch()
-    Trial.prepared(trial_config(None, 2, []), tmp_path / "mine")
+    Trial.create(trial_config(None, 2, []), tmp_path / "mine")
     assert (tmp_path / "mine" / TRIAL / "notes").exists()
 
 
-def test_how_to_go_on_is_what_one_can_do(tmp_path: Path) -> None:
+def test_resume_hint_is_what_one_can_do(tmp_path: Path) -> None:
     trial = Server(tmp_path, "127.0.0.1", 1, None, trial=True)
-    assert "perfed federate --overwrite" in trial._how_to_go_on
-    assert "--resume" not in trial._how_to_go_on
-    assert f"perfed serve --resume {tmp_path}" in replace(trial, trial=False)._how_to_go_on
+    assert "perfed federate --overwrite" in trial._resume_hint
+    assert "--resume" not in trial._resume_hint
+    assert f"perfed serve --resume {tmp_path}" in replace(trial, trial=False)._resume_hint
 
 
 def test_a_trials_clients_end_with_it(tmp_path: Path) -> None:
     """Even if it is killed."""
-    Trial.prepared(trial_config(None, 2, []), tmp_path)
+    Trial.create(trial_config(None, 2, []), tmp_path)
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom perfed.federation.trial import Trial\n"
         "with Trial(Path(sys.argv[1]), None, ('client-0', 'client-1'))._members(9) as members:\n"

@@ -87,7 +87,7 @@ def node_log(run: Federation, name: str) -> str:
 
 def went_out(run: Federation, name: str, reason: str) -> int:
     """Wait until a client does not count for a reason; the round."""
-    line = rf"round (\d+): {name} does not count: {reason}"
+    line = rf"round (\d+): no update from {name}: {reason}"
     wait_for_lines(run, line, 1)
     return int(re.findall(line, run.log)[0])
 
@@ -258,23 +258,23 @@ def test_clients_fail_in_many_ways_and_come_back(tmp_path: Path) -> None:
             lost = node_log(run, "client-1").count("handshake error") + 1
             wait(lambda: node_log(run, "client-1").count("handshake error") == lost, LONG, "an end")
             cable.cut(False)
-            run.wait_for(f"left 127.0.0.1:{cable.port}: the network", LONG, "client-1")
+            run.wait_for(f"disconnected from 127.0.0.1:{cable.port}: the network", LONG, "client-1")
             wait_for_lines(run, "joined", 2, "client-1")
 
             # A restart in good order: by the same key it is let in at once, with what it kept.
-            refused = run.log_of("client-1").count("not let in")
+            refused = run.log_of("client-1").count("cannot join")
             assert ended(run, ["client-1"], signal.SIGTERM) == {"client-1": 128 + signal.SIGTERM}
             run.join("client-1", port=cable.port)
             wait_for_lines(run, "joined", 3, "client-1")
-            assert run.log_of("client-1").count("not let in") == refused
+            assert run.log_of("client-1").count("cannot join") == refused
 
             wait_for_lines(run, "joined", 2, "client-0")
             went_out(run, "client-2", re.escape(FULL))
             next_round(run)
         run.finish()
-        assert "answers count, 2 are needed; it is tried once more" in run.log
-        assert "not let in by" in run.log_of("client-0")
-        assert "believes that it is still in use" in run.log_of("client-0")
+        assert "updates are valid, 2 are needed; retrying" in run.log
+        assert "cannot join" in run.log_of("client-0")
+        assert "regards it as still in use" in run.log_of("client-0")
         ended(run, NAMES, signal.SIGTERM)
     rounds = check_replayed(run)
     assert all(any(i not in who for who in rounds) for i in range(3))
@@ -291,16 +291,16 @@ def test_a_client_goes_on_with_what_its_messages_left_out(tmp_path: Path) -> Non
             kin = family(run.members["client-2"])
             run.members["client-2"].kill()
             assert gone(run.members["client-2"], kin) == -signal.SIGKILL
-            run.wait_for("client-2 is away", LONG)
+            run.wait_for("client-2 disconnected", LONG)
             run.join("client-2")
             wait(lambda: len(family(run.members["client-2"])) > 1, LONG, "a SuperNode")
             run.members["client-2"].send_signal(signal.SIGSTOP)
             wait(lambda: node_log(run, "client-2").count("SuperNode ID:") == 2, LONG, "let in")
         next_round(run, 2)  # though its greeting is not answered
-        assert run.log.count("client-2 is here") == 1
+        assert run.log.count("client-2 joined with") == 1
         with full_disk(run, "client-1"):
             run.members["client-2"].send_signal(signal.SIGCONT)
-            wait_for_lines(run, "client-2 is here", 2)
+            wait_for_lines(run, "client-2 joined with", 2)
             next_round(run)
         run.finish()
         assert ended(run, ["client-0"], CTRL_C) == {"client-0": 128 + CTRL_C}
@@ -322,9 +322,9 @@ def test_a_server_that_ends_in_any_way_is_resumed(tmp_path: Path) -> None:
         with full_disk(run, "client-2"):
             assert gone(run.server, kin) == 1
         for tried in ("once", "no"):
-            assert f"2 of 3 answers count, 3 are needed; it is tried {tried} more" in run.log
+            assert f"2 of 3 updates are valid, 3 are needed; {tried}" in run.log
         last = run.log.splitlines()[-1]
-        assert f"fewer than 3 answers count after 2 attempts (client-2: {FULL})" in last
+        assert f"fewer than 3 valid updates after 2 attempts (client-2: {FULL})" in last
         assert run.log.count(f"go on with: perfed serve --resume {run.run}") == 1
 
         # The server is killed.
@@ -384,15 +384,15 @@ def test_a_namesake_waits_until_the_name_is_free(tmp_path: Path) -> None:
 
         run.serve(resume=True)
         run.join("client-0")
-        run.wait_for("client-0 is here", LONG)
+        run.wait_for("client-0 joined with", LONG)
         first = run.members["client-0"]
         run.join("client-0", "--client-dir", str(tmp_path / "homes" / "again"))
         again = run.members["client-0"]
-        run.wait_for("client-0 cannot take part: there is a client client-0 already", LONG)
+        run.wait_for("client-0 cannot join: there is already a client client-0", LONG)
         run.members["client-0"] = first
         ended(run, ["client-0"], signal.SIGTERM)
         run.members["client-0"] = again
-        wait_for_lines(run, "client-0 is here", 2)
+        wait_for_lines(run, "client-0 joined with", 2)
 
         kin = family(run.server)
         kin[0].send_signal(CTRL_C)

@@ -13,7 +13,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -197,9 +197,7 @@ def upstream() -> Iterator[Recorder]:
 
 
 def plain(upstream: str, **options: Any) -> ClientGateway:
-    return ClientGateway(
-        LOOPBACK, 0, upstream, certificate=None, key=None, authority=None, **options
-    )
+    return ClientGateway(LOOPBACK, 0, upstream, None, **options)
 
 
 @pytest.fixture
@@ -380,12 +378,8 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
         context = ssl.create_default_context(cafile=folder / "ca.crt")
         with (
             httpx.Client(verify=context, timeout=20) as operator,
-            ClientGateway(
-                LOOPBACK, 0, f"https://{LOOPBACK}:{own}",
-                certificate=keys.certificate, key=keys.key, authority=keys.authority,
-                admitted=keys.clients.values(),
-            ) as clients,
-        ):  # fmt: skip
+            ClientGateway(LOOPBACK, 0, f"https://{LOOPBACK}:{own}", keys) as clients,
+        ):
             link = SuperLink(folder, own, clients, operator)
             for public in keys.clients.values():
                 link.direct("/v1/control/register-node", RegisterNodeRequest(public_key=public))
@@ -774,9 +768,7 @@ def test_many_clients_at_once_are_all_counted(port: ClientGateway, upstream: Rec
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         number = taken.getsockname()[1]
-        port = ClientGateway(
-            LOOPBACK, number, "http://x:1", certificate=None, key=None, authority=None
-        )
+        port = ClientGateway(LOOPBACK, number, "http://x:1", None)
         with pytest.raises(OSError, match=rf"127.0.0.1:{number}: cannot listen there"), port:
             pass
 
@@ -786,7 +778,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 )
 def test_so_is_an_address_that_is_not_here(host: str, number: int, kind: type[Exception]) -> None:
     """It may come up yet, so that it is worth trying again; a port that cannot be is not."""
-    port = ClientGateway(host, number, "http://x:1", certificate=None, key=None, authority=None)
+    port = ClientGateway(host, number, "http://x:1", None)
     with pytest.raises(kind, match=rf"{host}:{number}: cannot listen there"), port:
         pass
 
@@ -796,36 +788,24 @@ def test_so_is_an_address_that_is_not_here(host: str, number: int, kind: type[Ex
                  "http://x:y", "ftp://x:1"],
 )  # fmt: skip
 def test_the_superlinks_address_is_host_and_port(upstream: str) -> None:
-    with pytest.raises(ConfigError, match="a SuperLink's address here is http://HOST:PORT"):
+    with pytest.raises(ConfigError, match="write the SuperLink's address as http://HOST:PORT"):
         plain(upstream)
 
 
 def test_no_keys_are_sent_where_anyone_could_read_them(superlink: SuperLink) -> None:
     keys = ServerKeys.read(superlink.folder / "server")
-    with pytest.raises(ConfigError, match="a SuperLink's address here is https://HOST:PORT"):
-        ClientGateway(
-            LOOPBACK, 0, f"http://{LOOPBACK}:{superlink.port}",
-            certificate=keys.certificate, key=keys.key, authority=keys.authority,
-        )  # fmt: skip
+    with pytest.raises(ConfigError, match="write the SuperLink's address as https://HOST:PORT"):
+        ClientGateway(LOOPBACK, 0, f"http://{LOOPBACK}:{superlink.port}", keys)
 
 
-def test_keys_are_given_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give all of them or none"):
-        ClientGateway(
-            LOOPBACK, 0, "https://x:1", certificate=tmp_path, key=tmp_path, authority=None
-        )
+def test_missing_keys_are_named(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
-    with pytest.raises(ConfigError, match=r"nothing.*`perfed keys` makes them"):
-        ClientGateway(
-            LOOPBACK, 0, "https://x:1", certificate=nothing, key=nothing, authority=nothing
-        )
+    with pytest.raises(ConfigError, match=r"nothing: not a certificate.*`perfed keys`"):
+        ClientGateway(LOOPBACK, 0, "https://x:1", ServerKeys(nothing, nothing, nothing, {}))
     make_keys(tmp_path, [], ["a"])
-    server = tmp_path / "server"
-    with pytest.raises(ConfigError, match="nothing: no authority"):
-        ClientGateway(
-            LOOPBACK, 0, "https://x:1",
-            certificate=server / "server.crt", key=server / "server.key", authority=nothing,
-        )  # fmt: skip
+    keys = replace(ServerKeys.read(tmp_path / "server"), authority=nothing)
+    with pytest.raises(ConfigError, match="nothing: not the certificate of an authority"):
+        ClientGateway(LOOPBACK, 0, "https://x:1", keys)
 
 
 def test_it_opens_closes_and_leaves_nothing(
@@ -839,10 +819,7 @@ def test_it_opens_closes_and_leaves_nothing(
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     make_keys(tmp_path, [], ["a"])
     keys = ServerKeys.read(tmp_path / "server")
-    secure = ClientGateway(
-        LOOPBACK, 0, "https://localhost:1",
-        certificate=keys.certificate, key=keys.key, authority=keys.authority,
-    )  # fmt: skip
+    secure = ClientGateway(LOOPBACK, 0, "https://localhost:1", keys)
     trusts = ssl.create_default_context(cafile=keys.authority)
     distrusts = ssl.create_default_context()
     for opens in (plain(upstream.address), secure):
@@ -1038,10 +1015,8 @@ def test_nor_does_the_port_trust_another_superlink(superlink: SuperLink, tmp_pat
     make_keys(tmp_path, [], ["a"])
     keys = ServerKeys.read(superlink.folder / "server")
     for authority, status in ((tmp_path / "ca.crt", 503), (keys.authority, 401)):
-        with ClientGateway(
-            LOOPBACK, 0, f"https://{LOOPBACK}:{superlink.port}",
-            certificate=keys.certificate, key=keys.key, authority=authority,
-        ) as port:  # fmt: skip
+        upstream = f"https://{LOOPBACK}:{superlink.port}"
+        with ClientGateway(LOOPBACK, 0, upstream, replace(keys, authority=authority)) as port:
             answer = httpx.post(
                 f"https://{LOOPBACK}:{port.port}/v1/fleet/activate-node",
                 headers=PROTOBUF,

@@ -1,4 +1,4 @@
-"""`perfed federate`: a whole federation on this machine, by the commands that production uses."""
+"""`perfed federate`: a whole federation on this machine, with the commands of production."""
 
 import os
 import shutil
@@ -33,8 +33,8 @@ class Trial:
     """A federation of processes on this machine, each client with a file and a key of its own.
 
     Attributes:
-        folder: the run's; `trial/` in it has the clients' files, keys, folders and logs.
-        config: the configuration that clients and the server run.
+        folder: the run's; its `trial/` has the clients' files, keys, folders and logs.
+        config: the configuration.
         names: the clients.
     """
 
@@ -43,8 +43,8 @@ class Trial:
     names: tuple[str, ...]
 
     @classmethod
-    def prepared(cls, config: Config, folder: Path) -> "Trial":
-        """Give every client of a configuration's data a file and a key of its own."""
+    def create(cls, config: Config, folder: Path) -> "Trial":
+        """Write a file and a key for every client of a configuration's data."""
         federation = config.build_federation()
         names = tuple(f"client-{i}" for i in range(federation.clients))
         place = folder / TRIAL
@@ -53,7 +53,7 @@ class Trial:
         derived = Config.checked(settings)
         check_config(derived, federation.clients)
         if (folder / PLAN).exists() and place.is_dir():
-            shutil.rmtree(place)  # an earlier trial's, whose clients have no part in this one
+            shutil.rmtree(place)  # of an earlier trial, with other clients
         data.mkdir(parents=True, exist_ok=True)
         for i, name in enumerate(names):
             _write_client(federation, i, data / f"{name}.npz")
@@ -67,21 +67,21 @@ class Trial:
         on_progress: Callable[[Progress], None] | None = None,
         on_clients: Callable[[ClientManager], None] = lambda _: None,
     ) -> Result:
-        """Start the clients' processes, serve, and stop them."""
+        """Start the clients, serve, and stop them."""
         keys = ServerKeys.read(self.folder / TRIAL / "keys" / "server")
         port = free_port()
-        FederationPlan.begun(self.config, self.folder, len(self.names), tuple(keys.clients))
-        with self._members(port):
+        FederationPlan.create(self.config, self.folder, len(self.names), tuple(keys.clients))
+        with self._clients(port):
             server = Server(self.folder, "127.0.0.1", port, keys, trial=True)
             return server.run(log, on_progress, on_clients)
 
     @contextmanager
-    def _members(self, port: int) -> Iterator[list[Program]]:
-        """A `perfed join` for each client."""
+    def _clients(self, port: int) -> Iterator[list[Program]]:
+        """A `perfed join` process for each client."""
         place = self.folder / TRIAL
-        # One device each: clients of a trial share this machine's cores.
+        # One device each: the clients share the cores of this machine.
         environment = {"PERFED_DEVICES": os.environ.get("PERFED_DEVICES", "1")}
-        members: list[Program] = []
+        programs: list[Program] = []
         try:
             for name in self.names:
                 arguments = [
@@ -91,21 +91,19 @@ class Trial:
                     "--keys", str(place / "keys" / "clients" / name),
                 ]  # fmt: skip
                 log = place / f"{name}.log"
-                members.append(Program("perfed", arguments, place / "flower", log, environment))
-            yield members
+                programs.append(Program("perfed", arguments, place / "flower", log, environment))
+            yield programs
         finally:
-            for member in members:
-                member.end()
-            for member in members:
-                member.stop(20)
+            for program in programs:
+                program.terminate()
+            for program in programs:
+                program.stop(20)
 
 
 def _with_files(config: Config, federation: Federation, data: Path) -> dict[str, Any]:
-    """The configuration, with the clients' files for data."""
+    """The configuration, with the clients' files as its data."""
     if federation.vocabulary is not None:
-        raise ConfigError(
-            "data: these are texts, which clients' files cannot hold; choose data of numbers"
-        )
+        raise ConfigError("data: clients' files cannot hold texts; choose numerical data")
     settings: dict[str, Any] = without_none(config.model_dump(mode="json"))
     regression = federation.labels is None
     settings["data"] = {"source": "folder", "root": str(data.absolute())} | (
@@ -116,7 +114,7 @@ def _with_files(config: Config, federation: Federation, data: Path) -> dict[str,
 
 
 def _write_client(federation: Federation, i: int, path: Path) -> None:
-    """A client's rows as a file of its own, scaled as in a simulation."""
+    """Write a client's file, scaled as in a simulation."""
     arrays: dict[str, np.ndarray] = {}
     for part, ending in ((federation.train, ""), (federation.test, "_test")):
         x, y = part.client(i)
@@ -142,7 +140,7 @@ _DEFAULT: Final[dict[str, Any]] = {
 
 
 def trial_config(path: Path | None, clients: int, overrides: Sequence[str]) -> Config:
-    """The configuration of a trial, with so many clients."""
+    """The configuration of a trial with so many clients."""
     values = overridden(_DEFAULT if path is None else read_toml(path), overrides)
     data = values.get("data")
     if not isinstance(data, dict):

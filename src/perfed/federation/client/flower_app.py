@@ -1,4 +1,4 @@
-"""The two Flower apps: what the server does in a run, and what a client does with a message."""
+"""The Flower app of a client."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +15,11 @@ client_app = ClientApp()
 
 @lru_cache(maxsize=1)
 def _client(client_dir: str, data: str, name: str) -> Client:
-    """The client of this process, with its data and programs loaded."""
+    """The client of this process, which keeps its data and programs loaded."""
     return Client(ClientDir(Path(client_dir)), Path(data), name)
 
 
-def _answered(kind: str, message: Message, context: Context) -> Message:
+def _reply(kind: str, message: Message, context: Context) -> Message:
     settings = {
         key: str(context.node_config.get(key, "")) for key in ("client_dir", "data", "name")
     }
@@ -29,20 +29,20 @@ def _answered(kind: str, message: Message, context: Context) -> Message:
 
 @client_app.query()
 def join(message: Message, context: Context) -> Message:
-    """Tell what the data look like from outside."""
-    return _answered("join", message, context)
+    """Describe the data."""
+    return _reply("join", message, context)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train on own data."""
-    return _answered("train", message, context)
+    """Make a local update."""
+    return _reply("train", message, context)
 
 
 @client_app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Score both models."""
-    return _answered("evaluate", message, context)
+    """Score the models."""
+    return _reply("evaluate", message, context)
 
 
 assert set(TYPES) == {"join", "train", "evaluate"}

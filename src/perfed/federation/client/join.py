@@ -1,4 +1,4 @@
-"""`perfed join`: a SuperNode with this client's data, kept up, and the answers to its messages."""
+"""`perfed join`: a SuperNode with this client's data, restarted when it ends."""
 
 import json
 import re
@@ -13,20 +13,20 @@ from perfed.federation.client.client_dir import ClientDir
 from perfed.federation.client.flower_app import client_app
 from perfed.federation.transport.flower_runtime import Link, serve_tasks
 from perfed.federation.transport.keys import ClientKeys
-from perfed.federation.transport.processes import Program, ended_in_order, new_secret
+from perfed.federation.transport.processes import Program, new_secret, sigterm_as_exception
 from perfed.simulation.hosts import free_port
 
 Log = Callable[[str], None]
 
 _FLOWER: Final = "flower"
-# After a crash a key is in use for a minute: whoever asks less often waits for longer than that.
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 15.0
-# What a SuperNode that was let in says.
-_LET_IN: Final = "SuperNode ID:"
+# Seconds before a retry. After a crash Flower regards a key as in use for a minute.
+_FIRST_PAUSE, _MAX_PAUSE = 5.0, 15.0
+# A SuperNode prints this when it has joined.
+_JOINED: Final = "SuperNode ID:"
 
 
-class GivenUpError(RuntimeError):
-    """The server could not be joined for as long as one wanted to wait."""
+class JoinTimeoutError(RuntimeError):
+    """The server could not be joined in time."""
 
 
 @final
@@ -38,9 +38,9 @@ class JoinedClient:
         server: the server's host and port.
         data: the client's own file.
         client_dir: its own folder.
-        keys: its key, and the authority to know the server by; None: in plain.
-        name: what it calls itself, where no key says who it is.
-        patience: give up if the server has not let it in for so many seconds; None: never.
+        keys: its key, and the certificate to verify the server; None: no encryption.
+        name: its name where there are no keys.
+        patience: give up after so many seconds without a connection; None: never.
     """
 
     server: str
@@ -58,44 +58,45 @@ class JoinedClient:
             raise ConfigError(f"--data {self.data}: there is no such file")
 
     def run(self, log: Log) -> None:
-        """Take part until interrupted: start a SuperNode, and again whenever it ends."""
+        """Take part until interrupted: start a SuperNode, and restart it when it ends."""
         flower = self.client_dir.path / _FLOWER
         flower.mkdir(exist_ok=True, mode=0o700)
-        with ended_in_order():
-            self._stay(flower, log)
+        with sigterm_as_exception():
+            self._keep_joined(flower, log)
 
-    def _stay(self, flower: Path, log: Log) -> NoReturn:
-        pause, outside = _FIRST_PAUSE, time.monotonic()
+    def _keep_joined(self, flower: Path, log: Log) -> NoReturn:
+        pause, lost = _FIRST_PAUSE, time.monotonic()
         while True:
             node = self._node(flower)
-            let_in = False
+            joined = False
 
-            def going(node: Program = node.program, outside: float = outside) -> bool:
-                nonlocal let_in, pause
-                if not let_in and _LET_IN in node.said():
-                    let_in, pause = True, _FIRST_PAUSE
+            def running(node: Program = node.program, lost: float = lost) -> bool:
+                nonlocal joined, pause
+                if not joined and _JOINED in node.output():
+                    joined, pause = True, _FIRST_PAUSE
                     log(f"joined {self.server}")
-                if not let_in:
-                    self._still_patient(outside, node.said())
+                if not joined:
+                    self._check_patience(lost, node.output())
                 return node.ended is None
 
             try:
-                serve_tasks(node.link, client_app, going, log)
+                serve_tasks(node.link, client_app, running, log)
             finally:
                 node.program.stop()
-            if let_in:
-                outside = time.monotonic()
-            why = _why(node.program.said())
-            log(f"{'left' if let_in else 'not let in by'} {self.server}: {why}")
-            self._still_patient(outside, node.program.said())
-            log(f"trying again in {pause:.0f} s")
+            if joined:
+                lost = time.monotonic()
+            output = node.program.output()
+            event = "disconnected from" if joined else "cannot join"
+            log(f"{event} {self.server}: {_cause(output)}")
+            self._check_patience(lost, output)
+            log(f"retrying in {pause:.0f} s")
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
-    def _still_patient(self, outside: float, said: str) -> None:
-        if self.patience is not None and time.monotonic() - outside > self.patience:
-            raise GivenUpError(
-                f"{self.server} has not let us in for {self.patience:g} s: {_why(said)}"
+    def _check_patience(self, lost: float, output: str) -> None:
+        if self.patience is not None and time.monotonic() - lost > self.patience:
+            raise JoinTimeoutError(
+                f"cannot join {self.server} for {self.patience:g} s: {_cause(output)}"
             )
 
     def _node(self, flower: Path) -> "_Node":
@@ -124,35 +125,35 @@ class JoinedClient:
 @final
 @dataclass(frozen=True)
 class _Node:
-    """A SuperNode, and where it is asked for tasks."""
+    """A SuperNode, and where to acquire its tasks."""
 
     program: Program
     link: Link
 
 
-def _why(said: str) -> str:
-    """What a SuperNode's last words mean."""
+def _cause(output: str) -> str:
+    """Why a SuperNode ended, from its output."""
     known = {
-        "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority in our keys",
+        "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority in --keys",
         "code: 2004": (
-            "it does not know our key, or believes that it is still in use (for up to a minute "
+            "it does not know this client's key, or regards it as still in use (for up to a minute "
             "after a crash)"
         ),
-        "code: 2001": "it asks for a key; give the folder of one by --keys",
+        "code: 2001": "it requires a key; give its folder with --keys",
         "401 Unauthorized": (
-            "it does not know us any more, and may have been begun anew; or our clock and its own "
-            "differ (ours may be 5 s ahead)"
+            "it no longer knows this client, because it was started anew; or this machine's clock "
+            "is more than 5 s ahead of its own"
         ),
-        "WRONG_VERSION_NUMBER": "it is served in plain; --insecure takes part in that",
-        "handshake error": "the network, or a proxy on the way, does not let us through to it",
-        "Connection refused": "nobody listens there",
+        "WRONG_VERSION_NUMBER": "it runs without encryption; join it with --insecure",
+        "handshake error": "the network or a proxy blocks the connection",
+        "Connection refused": "no server listens there",
         "Connection attempt failed": (
-            "nobody answers there, or not in plain: if it has keys, give yours by --keys"
+            "no server responds there, or it requires encryption: then give --keys"
         ),
     }
     for mark, meaning in known.items():
-        if mark in said:
+        if mark in output:
             return meaning
-    plain = re.sub(r"\x1b\[\d+m", "", said)
+    plain = re.sub(r"\x1b\[\d+m", "", output)
     lines = [line.strip() for line in plain.splitlines() if not line.startswith("INFO")]
-    return next((line for line in reversed(lines) if line), "its SuperNode ended without a word")
+    return next((line for line in reversed(lines) if line), "its SuperNode ended without a message")

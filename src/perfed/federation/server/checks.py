@@ -1,13 +1,13 @@
-"""What a client's answer must be before it counts: nothing that comes over the network is trusted.
+"""Checks of clients' replies: nothing that comes over the network is trusted.
 
-A message is of the right experiment and round, its codec's bounds hold, all numbers are finite, and
-an update is not far longer than those of others.
+A valid reply belongs to the experiment and the round, its codec's bounds hold, all numbers are
+finite, and an update is not much longer than those of other clients.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 from perfed.core.errors import CodecError
 from perfed.core.trees import Params, all_finite, squared_norm
@@ -15,18 +15,18 @@ from perfed.evaluation import ModelKind
 from perfed.federation.protocol.framing import unpack
 from perfed.federation.protocol.messages import ClientInfo, EvaluateReply, Header, TrainReply
 from perfed.federation.protocol.parts import decode_parts
-from perfed.federation.transport.messenger import Answer, Failure
+from perfed.federation.transport.messenger import Failure, Reply
 from perfed.simulation import EngineState, Experiment
 
 
 class CheckedUpdate(NamedTuple):
-    """A client's update that has passed the checks, but for its length.
+    """A client's update that has passed all checks except that of its norm.
 
     Attributes:
-        delta: the change of the shared leaves, as the codec says it.
-        extra: what its method sends beside it.
-        bytes: how long its messages were.
-        norm: how long the delta is, or what is beside it if that is longer.
+        delta: the decoded difference of the shared leaves.
+        extra: what the method sends beside it.
+        bytes: the length of its messages.
+        norm: that of the delta, or of the extra if it is larger.
     """
 
     delta: Params
@@ -36,25 +36,24 @@ class CheckedUpdate(NamedTuple):
 
 
 def read_update(
-    answer: Answer, experiment: Experiment, state: EngineState, extra_shape: Params, name: str
+    reply: Reply, experiment: Experiment, state: EngineState, extra_shape: Params, name: str
 ) -> CheckedUpdate | Failure:
-    """A client's answer in the round that a state is at.
+    """A client's update in the round of a state.
 
     Args:
-        answer: what came.
+        reply: what the client sent.
         experiment: what is trained.
-        state: where the run stands.
-        extra_shape: what clients send beside their deltas, by its shapes.
+        state: the server's state.
+        extra_shape: the shapes of what clients send beside their deltas.
         name: the experiment's.
     """
-    if isinstance(answer, Failure):
-        return answer
+    if isinstance(reply, Failure):
+        return reply
     round, pipeline = int(state.round), experiment.pipeline
     try:
-        header, parts = unpack(answer, TrainReply)
-        _require_of(header, name)
+        header, parts = _unpack(reply, TrainReply, name)
         if header.round != round:
-            return Failure(f"it answers round {header.round}, not {round}")
+            return Failure(f"its reply is of round {header.round}, not {round}")
         expected = (pipeline.codec, state.params), (pipeline.extra_codec, extra_shape)
         delta, extra = decode_parts(parts, *expected)
     except CodecError as error:
@@ -67,61 +66,62 @@ def read_update(
 
 @final
 @dataclass(frozen=True)
-class Lengths:
-    """How long an update may be.
+class NormLimit:
+    """The limit of an update's norm.
 
     Attributes:
-        factor: so many times the length of a usual one.
-        most: never longer than this; None: no such limit.
+        factor: relative to the typical norm.
+        max_norm: absolute; None: no such limit.
     """
 
     factor: float
-    most: float | None
+    max_norm: float | None
 
-    def fault(self, norm: float, usual: float | None) -> Failure | None:
-        """What is wrong with an update of this length, if anything.
+    def check(self, norm: float, typical: float | None) -> Failure | None:
+        """What is wrong with an update of this norm, if anything.
 
         Args:
-            norm: its length.
-            usual: that of a usual one; None: none is known.
+            norm: the update's.
+            typical: the typical one (`typical_norm`).
         """
-        if self.most is not None and norm > self.most:
-            return Failure(f"its update has the length {norm:.3g}, more than {self.most:.3g}")
-        if usual and norm > self.factor * usual:
+        if self.max_norm is not None and norm > self.max_norm:
             return Failure(
-                f"its update has the length {norm:.3g}, {norm / usual:.3g} times that of a usual "
-                f"one ({usual:.3g}); {self.factor:g} times are allowed (federation.norm_factor)"
+                f"its update has norm {norm:.3g}; at most {self.max_norm:.3g} is allowed"
+            )
+        if typical and norm > self.factor * typical:
+            return Failure(
+                f"its update has norm {norm:.3g}, {norm / typical:.3g} times the typical one "
+                f"({typical:.3g}); {self.factor:g} times are allowed (federation.norm_factor)"
             )
         return None
 
 
-def usual_length(norms: list[float], before: float | None) -> float | None:
-    """The lower median of this round's lengths and that of the round before.
+def typical_norm(norms: list[float], previous: float | None) -> float | None:
+    """The lower median of this round's norms and the typical norm of the previous round.
 
-    The lower one, so that of two clients the longer is held against the shorter. No update at all
-    is no length to hold others against; None: there is no other.
+    The lower one, so that of two clients the larger norm is compared with the smaller. Zeros are
+    ignored; None: there are no others.
     """
-    known = sorted(norm for norm in (*norms, before) if norm)
+    known = sorted(norm for norm in (*norms, previous) if norm)
     return known[(len(known) - 1) // 2] if known else None
 
 
 def read_scores(
-    answer: Answer, experiment: str, round: int, kinds: Sequence[ModelKind], names: Sequence[str]
+    reply: Reply, experiment: str, round: int, kinds: Sequence[ModelKind], names: Sequence[str]
 ) -> dict[ModelKind, dict[str, float]] | Failure:
-    """A client's scores under these names, with NaN where one is not defined."""
-    if isinstance(answer, Failure):
-        return answer
+    """A client's scores under these names; NaN where one is undefined."""
+    if isinstance(reply, Failure):
+        return reply
     try:
-        header, parts = unpack(answer, EvaluateReply)
-        _require_of(header, experiment)
+        header, parts = _unpack(reply, EvaluateReply, experiment)
     except CodecError as error:
         return Failure(str(error))
     if header.round != round or parts:
-        return Failure("it answers another question than the one about scores")
+        return Failure("its reply is not one to this evaluation")
     if set(header.scores) != set(kinds) or any(
         set(own) != set(names) for own in header.scores.values()
     ):
-        return Failure("it has other scores than were asked for")
+        return Failure("its scores are not the requested ones")
     given = {kind: header.scores[kind] for kind in kinds}
     return {
         kind: {name: float("nan") if (v := own[name]) is None else v for name in names}
@@ -129,18 +129,22 @@ def read_scores(
     }
 
 
-def read_client_info(answer: Answer, experiment: str) -> ClientInfo | Failure:
-    """What a client tells of its data."""
-    if isinstance(answer, Failure):
-        return answer
+def read_client_info(reply: Reply, experiment: str) -> ClientInfo | Failure:
+    """A client's description of its data."""
+    if isinstance(reply, Failure):
+        return reply
     try:
-        header, parts = unpack(answer, ClientInfo)
-        _require_of(header, experiment)
+        header, parts = _unpack(reply, ClientInfo, experiment)
     except CodecError as error:
         return Failure(str(error))
-    return Failure("its answer has parts") if parts else header
+    return Failure("its reply to the join request has parts") if parts else header
 
 
-def _require_of(header: Header, experiment: str) -> None:
+_Header = TypeVar("_Header", bound=Header)
+
+
+def _unpack(reply: bytes, kind: type[_Header], experiment: str) -> tuple[_Header, list[bytes]]:
+    header, parts = unpack(reply, kind)
     if header.experiment != experiment:
-        raise CodecError("the message is of another experiment")
+        raise CodecError("the message belongs to another experiment")
+    return header, parts

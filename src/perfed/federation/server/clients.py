@@ -1,4 +1,4 @@
-"""The clients of a federation as the server knows them: who is there, what they have told."""
+"""The clients of a federation as the server knows them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 from perfed.data import Federation
 from perfed.data.files import canonical_names
@@ -14,41 +14,42 @@ from perfed.federation.protocol.errors import UNKNOWN_EXPERIMENT
 from perfed.federation.protocol.framing import pack
 from perfed.federation.protocol.messages import ClientInfo, JoinRequest
 from perfed.federation.server.checks import read_client_info
-from perfed.federation.transport.messenger import Answer, Failure, LinkLostError, Messenger
+from perfed.federation.transport.messenger import Failure, LinkLostError, Messenger, Reply
 
 Log = Callable[[str], None]
+Activity = Literal["away", "connected", "working", "replied", "late", "failed"]
 
 _PAUSE: Final = 0.5
-# How long everyone waits for one who has just come, and again for one who was refused, in seconds.
-_COURTESY: Final = 5.0
-_AGAIN: Final = 60.0
-# After a restart, a server's or their own, clients come back within a minute, by Flower's own pace.
-RETURN: Final = 90.0
+# How long all wait for the reply to a join request, and until a refused node is asked again.
+_JOIN_WAIT: Final = 5.0
+_RETRY_AFTER: Final = 60.0
+# After a restart, the server's or their own, clients reconnect within a minute, as Flower does.
+RECONNECT_TIME: Final = 90.0
 
 
 @final
 @dataclass
 class ClientStatus:
-    """What is known of one client at this moment; for whoever watches.
+    """What one client does at the moment, for the operator.
 
     Attributes:
-        activity: `away`, `here`, `asked`, `answered`, `late` or `refused`.
+        activity: what it does.
         since: when that began, on the monotonic clock.
-        rounds: how many of its answers have counted.
-        uplink_bytes: how long its changes were, those that counted.
-        downlink_bytes: how long the models it was sent to train on were.
-        fault: why its last answer did not count, if it did not.
+        rounds: the number of its updates that were accepted.
+        uplink_bytes: the length of these updates.
+        downlink_bytes: the length of the models it was sent for training.
+        fault: why its last reply was not accepted, if it was not.
     """
 
-    activity: str = "away"
+    activity: Activity = "away"
     since: float = field(default_factory=time.monotonic)
     rounds: int = 0
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     fault: str = ""
 
-    def now(self, activity: str, fault: str = "") -> None:
-        """What it does from now on."""
+    def set(self, activity: Activity, fault: str = "") -> None:
+        """Change what it does."""
         if activity != self.activity:
             self.activity, self.since = activity, time.monotonic()
         self.fault = fault
@@ -56,32 +57,32 @@ class ClientStatus:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Joining:
-    """A client has come and has been asked who it is; by its key, it has this name."""
+class _PendingJoin:
+    """A join request without a reply; the client's name, if there are keys."""
 
     name: str
 
 
 @final
 class ClientManager:
-    """Greets clients as they come, and asks those that are there.
+    """Lets clients join as they connect, and sends requests to those that have joined.
 
-    One who does not answer a joining holds up the others for a moment only: it is heard later.
+    A client that does not reply to the join request holds up the others for a moment only.
 
     Args:
-        conversation: how they are asked.
+        messenger: sends the requests.
         experiment: the experiment's name.
         config: what is trained (`client_config`).
-        names: who they are, in the order of their numbers; None: whoever comes first, by names of
-            their own.
-        keys: everyone's public key; None: there are no keys.
-        timeout: how long an answer may take, in seconds.
-        log: told what an operator should know.
+        names: the clients, in the order of their numbers; None: the first that connect, by names
+            of their own.
+        keys: the clients' public keys; None: there are no keys.
+        timeout: the seconds that a client has for a reply.
+        log: called with messages for the operator.
     """
 
     def __init__(
         self,
-        conversation: Messenger,
+        messenger: Messenger,
         experiment: str,
         config: dict[str, Any],
         names: Sequence[str] | None,
@@ -92,100 +93,102 @@ class ClientManager:
         self.experiment, self.timeout, self.log = experiment, timeout, log
         self.names: tuple[str, ...] = tuple(names or ())
         self.infos: dict[str, ClientInfo] = {}
-        self._begun = False
+        self._started = False
         self.statuses = {name: ClientStatus() for name in self.names}
-        self._conversation, self._config = conversation, config
+        self._messenger, self._config = messenger, config
         self._by_key = None if keys is None else {key: name for name, key in keys.items()}
-        self._at: dict[str, int] = {}  # the node of everyone who is here and has been greeted
-        self._joining: dict[int, _Joining] = {}  # nodes that have not answered yet
-        self._answers: SimpleQueue[tuple[int, _Joining, Answer | None]] = SimpleQueue()
-        self._refused: dict[int, float] = {}  # until when
-        self._complaints: dict[int, str] = {}  # what was last said of a node that is left out
+        self._nodes: dict[str, int] = {}  # the node of each client that has joined
+        self._pending: dict[int, _PendingJoin] = {}  # by node
+        self._replies: SimpleQueue[tuple[int, _PendingJoin, Reply | None]] = SimpleQueue()
+        self._refused: dict[int, float] = {}  # by node: until when
+        self._complaints: dict[int, str] = {}  # by node: the last line about it
 
-    def gather(self, wanted: int, everyone: float | None = None) -> None:
-        """Wait for so many clients; and for some seconds more for everyone, if that is said.
+    def wait_for(self, count: int, everyone: float | None = None) -> None:
+        """Wait until so many clients have joined.
 
-        Without `everyone` it waits for as long as it takes.
+        Args:
+            count: how many, for as long as it takes.
+            everyone: the seconds to wait for all clients; None: do not.
         """
-        begun, said = time.monotonic(), ""
+        start, last = time.monotonic(), ""
         while True:
-            self.look()
-            missing = [name for name in self.names if name not in self._at]
-            here = len(self._at)
-            waited = everyone is None or time.monotonic() - begun > everyone
-            if here >= wanted and (waited or not missing):
+            self.update()
+            missing = [name for name in self.names if name not in self._nodes]
+            joined = len(self._nodes)
+            waited = everyone is None or time.monotonic() - start > everyone
+            if joined >= count and (waited or not missing):
                 return
-            line = f"waiting for clients: {here} of {max(wanted, len(self.names))} are here"
+            line = f"waiting for clients: {joined} of {max(count, len(self.names))} connected"
             if missing:
-                line += f"; not yet {', '.join(missing[:10])}"
-            if line != said:
+                line += f"; missing: {', '.join(missing[:10])}"
+            if line != last:
                 self.log(line)
-                said = line
+                last = line
             time.sleep(_PAUSE)
 
-    def look(self) -> None:
-        """See who is connected, greet those who are new, and wait a moment for their answers."""
-        nodes = {node.id: node for node in self._conversation.nodes()}
-        for gone in [name for name, id in self._at.items() if id not in nodes]:
-            self._leave(gone)
-            self.log(f"{gone} is away")
-        for known in (self._joining, self._refused, self._complaints):
+    def update(self) -> None:
+        """Notice who has disconnected, and let those join who are new."""
+        nodes = {node.id: node for node in self._messenger.nodes()}
+        for lost in [name for name, id in self._nodes.items() if id not in nodes]:
+            self._remove(lost)
+            self.log(f"{lost} disconnected")
+        for known in (self._pending, self._refused, self._complaints):
             for id in [id for id in known if id not in nodes]:
                 del known[id]
-        self._read_answers()
+        self._read_replies()
         now = time.monotonic()
         self._refused = {id: until for id, until in self._refused.items() if until > now}
-        met = {*self._at.values(), *self._joining, *self._refused}
+        known_nodes = {*self._nodes.values(), *self._pending, *self._refused}
         requests = {}
-        for id in [id for id in nodes if id not in met]:
+        for id in [id for id in nodes if id not in known_nodes]:
             name = "" if self._by_key is None else self._by_key.get(nodes[id].key)
             if name is None:
                 self._refuse(id, f"node {id}", "its key is not on the list")
                 continue
-            self._joining[id] = _Joining(name)
+            self._pending[id] = _PendingJoin(name)
             request = JoinRequest(experiment=self.experiment, config=self._config, name=name)
             requests[id] = pack(request)
         if requests:
-            new = {id: self._joining[id] for id in requests}
-            Thread(target=self._ask_to_join, args=(requests, new), daemon=True).start()
-            while not new.keys().isdisjoint(self._joining) and time.monotonic() - now < _COURTESY:
+            new = {id: self._pending[id] for id in requests}
+            Thread(target=self._send_join, args=(requests, new), daemon=True).start()
+            while not new.keys().isdisjoint(self._pending) and time.monotonic() - now < _JOIN_WAIT:
                 time.sleep(_PAUSE / 10)
-                self._read_answers()
+                self._read_replies()
 
-    def _ask_to_join(self, requests: dict[int, bytes], new: Mapping[int, _Joining]) -> None:
-        """In a thread of its own: put answers aside until they are heard."""
-        told: set[int] = set()
+    def _send_join(self, requests: dict[int, bytes], new: Mapping[int, _PendingJoin]) -> None:
+        """In a thread of its own: queue the replies."""
+        queued: set[int] = set()
 
-        def on_answer(node: int, answer: Answer) -> None:
-            told.add(node)
-            self._answers.put((node, new[node], answer))
+        def on_reply(node: int, reply: Reply) -> None:
+            queued.add(node)
+            self._replies.put((node, new[node], reply))
 
-        found: dict[int, Answer] = {}
-        with suppress(LinkLostError, RuntimeError):  # the rounds meet with it, too, or are over
-            found = self._conversation.ask("join", "join", requests, self.timeout, on_answer)
-        for node in new.keys() - told:
-            self._answers.put((node, new[node], found.get(node)))
+        replies: dict[int, Reply] = {}
+        with suppress(LinkLostError, RuntimeError):  # a round notices it too, or all are over
+            replies = self._messenger.send("join", "join", requests, self.timeout, on_reply)
+        for node in new.keys() - queued:
+            self._replies.put((node, new[node], replies.get(node)))
 
-    def _read_answers(self) -> None:
-        """What has been answered to joinings; of nodes that have left since, nothing."""
+    def _read_replies(self) -> None:
+        """Read the queued replies of nodes that are still connected."""
         while True:
             try:
-                node, joining, answer = self._answers.get_nowait()
+                node, pending, reply = self._replies.get_nowait()
             except Empty:
                 return
-            if self._joining.get(node) is not joining:
+            if self._pending.get(node) is not pending:
                 continue
-            del self._joining[node]
-            if answer is None:
-                who = joining.name or f"node {node}"
-                late = f"no answer to a joining within {self.timeout:g} s; it is greeted again"
-                self._complain(node, f"{who} is not here: {late}")
+            del self._pending[node]
+            if reply is None:
+                who = pending.name or f"node {node}"
+                late = f"no reply to the join request within {self.timeout:g} s; asking again"
+                self._complain(node, f"{who} has not joined: {late}")
             else:
-                self._joined(node, joining.name, answer)
+                self._read_join(node, pending.name, reply)
 
-    def _joined(self, node: int, name: str, answer: Answer) -> None:
-        info = read_client_info(answer, self.experiment)
-        failure = info if isinstance(info, Failure) else self._unfit(name or info.name, info)
+    def _read_join(self, node: int, name: str, reply: Reply) -> None:
+        info = read_client_info(reply, self.experiment)
+        failure = info if isinstance(info, Failure) else self._mismatch(name or info.name, info)
         if failure is not None:
             who = name or (info.name if isinstance(info, ClientInfo) else f"node {node}")
             self._refuse(node, who, failure.reason)
@@ -193,101 +196,97 @@ class ClientManager:
         assert isinstance(info, ClientInfo)
         name = name or info.name
         self.infos[name] = info
-        self._at[name] = node
+        self._nodes[name] = node
         self._complaints.pop(node, None)
-        self.statuses.setdefault(name, ClientStatus()).now("here")
+        self.statuses.setdefault(name, ClientStatus()).set("connected")
         self.log(
-            f"{name} is here, with {info.train_examples} training and {info.test_examples} test "
+            f"{name} joined with {info.train_examples} training and {info.test_examples} test "
             "examples"
         )
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
-        """Leave a node out, for a while: what is wrong with it may be put right."""
-        self._refused[node] = time.monotonic() + _AGAIN
-        self._complain(node, f"{who} cannot take part: {reason}")
-        if who in self.statuses and who not in self._at:
-            self.statuses[who].now("refused", reason)
+        """Leave a node out for a while: its operator may fix the problem."""
+        self._refused[node] = time.monotonic() + _RETRY_AFTER
+        self._complain(node, f"{who} cannot join: {reason}")
+        if who in self.statuses and who not in self._nodes:
+            self.statuses[who].set("failed", reason)
 
     def _complain(self, node: int, line: str) -> None:
-        """Say what is wrong with a node, once."""
+        """Log what is wrong with a node, once."""
         if self._complaints.get(node) != line:
             self._complaints[node] = line
             self.log(line)
 
-    def _unfit(self, name: str, info: ClientInfo) -> Failure | None:
-        """Why a client cannot take part, if it cannot."""
+    def _mismatch(self, name: str, info: ClientInfo) -> Failure | None:
+        """Why a client cannot join, if it cannot."""
         if not name:
-            return Failure("it has neither a key nor a name; give it one by --name")
-        if name in self._at:
-            return Failure(f"there is a client {name} already")
+            return Failure("it has neither a key nor a name; give it one with --name")
+        if name in self._nodes:
+            return Failure(f"there is already a client {name}")
         if self.names and name not in self.names:
-            return Failure("it is none of this run's clients")
+            return Failure("it is not a client of this run")
         if name in self.infos and self.infos[name] != info:
-            return Failure("its data are not those it had when the run began")
+            return Failure("its data have changed since the run began")
         other, first = next(iter(self.infos.items()), (name, info))
-        for what in ("shape", "dtype", "features"):
-            here, there = getattr(info, what), getattr(first, what)
-            if here != there:
+        for key in ("shape", "dtype", "features"):
+            own, expected = getattr(info, key), getattr(first, key)
+            if own != expected:
                 return Failure(
-                    f"the {what} of its inputs is {here}, but {there} for {other}; clients' files "
-                    "must be alike"
+                    f"the {key} of its inputs is {own}, but that of {other} is {expected}; the "
+                    "files of all clients need the same columns"
                 )
         return None
 
     def resume(self, infos: Mapping[str, ClientInfo]) -> None:
-        """The run has begun before, with those who told this."""
-        self.infos, self._begun = dict(infos), True
+        """Continue a run with the clients that it began with."""
+        self.infos, self._started = dict(infos), True
 
-    def begin(self) -> None:
-        """The run begins with those who are here: they have their numbers from now on."""
-        self._begun = True
+    def start(self) -> None:
+        """Start the run: the clients that have joined get their numbers."""
+        self._started = True
         if not self.names:
-            self.names = tuple(canonical_names(set(self._at)))
+            self.names = tuple(canonical_names(set(self._nodes)))
         missing = [name for name in self.names if name not in self.infos]
         assert not missing, missing
 
     def federation(self, labels: tuple[str, ...] | None) -> Federation:
-        """What clients have told, as a federation whose examples are elsewhere."""
-        first = self.infos[self.names[0]]
-        train, test = ([getattr(self.infos[n], part) for n in self.names] for part in _PARTS)
-        return Federation.remote(
-            self.names, train, test, first.shape, first.dtype, labels, first.features
-        )
+        """The clients as a federation without examples, which are elsewhere."""
+        infos = [self.infos[name] for name in self.names]
+        train, test = [i.train_examples for i in infos], [i.test_examples for i in infos]
+        shape, dtype, features = infos[0].shape, infos[0].dtype, infos[0].features
+        return Federation.remote(self.names, train, test, shape, dtype, labels, features)
 
-    def here(self) -> list[int]:
-        """The numbers of those who are here."""
-        return [i for i, name in enumerate(self.names) if name in self._at]
+    def connected(self) -> list[int]:
+        """The numbers of the clients that are connected."""
+        return [i for i, name in enumerate(self.names) if name in self._nodes]
 
-    def ask(self, kind: str, round: int, questions: Mapping[int, bytes]) -> dict[int, Answer]:
-        """Ask clients, by their numbers; those that do not answer in time are told of as late."""
-        names = {self._at[self.names[i]]: i for i in questions}
+    def send(self, kind: str, round: int, requests: Mapping[int, bytes]) -> dict[int, Reply]:
+        """Send requests to clients, by their numbers; no reply in time is a failure."""
+        clients = {self._nodes[self.names[i]]: i for i in requests}
 
-        def on_answer(node: int, answer: Answer) -> None:
-            fault = answer.reason if isinstance(answer, Failure) else ""
-            self.statuses[self.names[names[node]]].now("refused" if fault else "answered", fault)
+        def on_reply(node: int, reply: Reply) -> None:
+            fault = reply.reason if isinstance(reply, Failure) else ""
+            self.statuses[self.names[clients[node]]].set("failed" if fault else "replied", fault)
 
-        for i in questions:
-            self.statuses[self.names[i]].now("asked")
-        asked = {node: questions[i] for node, i in names.items()}
-        found = self._conversation.ask(kind, f"{kind} {round}", asked, self.timeout, on_answer)
-        answers: dict[int, Answer] = {names[node]: answer for node, answer in found.items()}
-        for i in questions:
-            if i not in answers:
-                self.statuses[self.names[i]].now("late")
-                answers[i] = Failure(f"no answer within {self.timeout:g} s")
-        return answers
+        for i in requests:
+            self.statuses[self.names[i]].set("working")
+        by_node = {node: requests[i] for node, i in clients.items()}
+        found = self._messenger.send(kind, f"{kind} {round}", by_node, self.timeout, on_reply)
+        replies: dict[int, Reply] = {clients[node]: reply for node, reply in found.items()}
+        for i in requests:
+            if i not in replies:
+                self.statuses[self.names[i]].set("late")
+                replies[i] = Failure(f"no reply within {self.timeout:g} s")
+        return replies
 
-    def forget(self, client: int, failure: Failure) -> None:
-        """After a fault: one that has to be told of the experiment first is greeted anew."""
+    def record_failure(self, client: int, failure: Failure) -> None:
+        """After a failure: a client that does not know the experiment has to join again."""
         if UNKNOWN_EXPERIMENT in failure.reason:
-            self._leave(self.names[client])
+            self._remove(self.names[client])
 
-    def _leave(self, name: str) -> None:
-        self._at.pop(name, None)
-        if not self._begun:
-            self.infos.pop(name, None)  # it may come back with a file that was put right
+    def _remove(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        if not self._started:
+            self.infos.pop(name, None)  # it may come back with a corrected file
         self._refused.clear()  # one of them may have waited for this name
-        self.statuses[name].now("away")
-
-
-_PARTS: Final = ("train_examples", "test_examples")
+        self.statuses[name].set("away")

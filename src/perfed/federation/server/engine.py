@@ -1,4 +1,4 @@
-"""Rounds with clients that are elsewhere: the same sentence as ever, over the network."""
+"""Rounds and evaluations with clients on other machines."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -18,12 +18,12 @@ from perfed.federation.protocol.messages import EvaluateRequest, TrainRequest
 from perfed.federation.protocol.parts import encode_parts
 from perfed.federation.server.checks import (
     CheckedUpdate,
-    Lengths,
+    NormLimit,
     read_scores,
     read_update,
-    usual_length,
+    typical_norm,
 )
-from perfed.federation.server.clients import RETURN, ClientManager
+from perfed.federation.server.clients import RECONNECT_TIME, ClientManager
 from perfed.federation.transport.messenger import Failure
 from perfed.pipeline.codecs import Codec, Float32
 from perfed.runs.sections import FederationSection
@@ -33,35 +33,35 @@ from perfed.simulation.experiment import NO_RECORD
 from perfed.simulation.round import server_update, train_client
 
 
-class TooFewError(OSError):
-    """A round that too few clients have answered, again and again."""
+class TooFewClientsError(OSError):
+    """Too few valid updates in a round, after all attempts."""
 
 
 @final
 class RemoteEngine(Engine):
-    """A run whose clients are asked over the network.
+    """A run with clients on other machines.
 
-    The state has nothing of what clients keep, which never leaves them. In its place it holds, for
-    each client, the last round in which its answer counted: so a client knows which of its own
-    records is the right one, whatever was lost on the way.
+    What clients keep never leaves them. In its place the state has, for each client, the last round
+    in which its update was accepted: by this a client knows which of its saved records is valid,
+    whatever messages were lost.
     """
 
     def __init__(
-        self, experiment: Experiment, clients: ClientManager, terms: FederationSection
+        self, experiment: Experiment, clients: ClientManager, settings: FederationSection
     ) -> None:
-        self.experiment, self.clients, self._terms = experiment, clients, terms
-        self._lengths = Lengths(terms.norm_factor, terms.max_norm)
-        self._usual: float | None = None
+        self.experiment, self.clients, self._settings = experiment, clients, settings
+        self._limit = NormLimit(settings.norm_factor, settings.max_norm)
+        self._typical: float | None = None
 
     def init(self) -> EngineState:
-        """The first model, and nobody has been heard of."""
+        """The first model; no update has been accepted."""
         state = self._alone.init_server(self._alone.init_params())
-        counted = jnp.full(self.experiment.federation.clients, -1, jnp.int32)
-        return state._replace(clients=ClientRecord(counted, None, None))
+        accepted = jnp.full(self.experiment.federation.clients, -1, jnp.int32)
+        return state._replace(clients=ClientRecord(accepted, None, None))
 
     @cached_property
     def _alone(self) -> Experiment:
-        """The same experiment of one client with one row: for the shapes of all there is."""
+        """The same experiment with one client and one row, for shapes."""
         federation = self.experiment.federation
         one = FlatExamples.from_rows(
             np.zeros((1, *federation.example_shape), federation.train.x.dtype),
@@ -73,7 +73,7 @@ class RemoteEngine(Engine):
 
     @cached_property
     def _extra_shape(self) -> Any:
-        """What clients send beside their deltas, by its shapes."""
+        """The shapes of what clients send beside their deltas."""
         alone = self._alone
         params = alone.init_params()
         received = alone.received(alone.init_server(params), NO_RECORD)
@@ -93,73 +93,71 @@ class RemoteEngine(Engine):
         return [(state, Traffic.concatenate(parts))]
 
     def _round(self, state: EngineState) -> tuple[EngineState, Traffic]:
-        """One round, tried a few times if too few clients answer."""
-        round, least = int(state.round), self._terms.least(self.experiment.cohort)
+        """One round, with retries if there are too few valid updates."""
+        round, minimum = int(state.round), self._settings.least(self.experiment.cohort)
         reasons: dict[str, str] = {}
         failed: set[int] = set()  # in an earlier attempt
-        for attempt in range(self._terms.attempts):
-            self.clients.gather(least)
+        for attempt in range(self._settings.attempts):
+            self.clients.wait_for(minimum)
             cohort = self._cohort(round, failed)
             good, reasons = self._updates(state, cohort)
             failed |= set(cohort) - good.keys()
-            if len(good) >= least:
-                return self._aggregated(state, cohort, good)
-            left = self._terms.attempts - attempt - 1
-            again = "once more" if left else "no more"
+            if len(good) >= minimum:
+                return self._aggregate(state, cohort, good)
+            last = attempt == self._settings.attempts - 1
             self.clients.log(
-                f"round {round}: {len(good)} of {len(cohort)} answers count, {least} are needed; "
-                f"it is tried {again}"
+                f"round {round}: {len(good)} of {len(cohort)} updates are valid, {minimum} are "
+                f"needed; {'giving up' if last else 'retrying'}"
             )
         text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise TooFewError(
-            f"round {round}: fewer than {least} answers count after {self._terms.attempts} "
+        raise TooFewClientsError(
+            f"round {round}: fewer than {minimum} valid updates after {self._settings.attempts} "
             f"attempts ({text})"
         )
 
     def _cohort(self, round: int, failed: Collection[int] = ()) -> list[int]:
-        """As a simulation samples it; the slot of a client that is away goes to the next one.
+        """The cohort of a simulation, with the next clients in the place of those not connected.
 
-        So does that of one that has failed in this round, as long as there is a next one.
+        The next ones also replace clients that failed in this round, as long as there are any.
         """
         n = self.experiment.federation.clients
         order = permuted(fold(self.experiment.seed, Purpose.COHORT, round), jnp.arange(n), n)
-        here = set(self.clients.here())
-        ready = [int(i) for i in order if int(i) in here]
+        connected = set(self.clients.connected())
+        ready = [int(i) for i in order if int(i) in connected]
         return sorted(ready, key=lambda i: i in failed)[: self.experiment.cohort]
 
     def _updates(
         self, state: EngineState, cohort: list[int]
     ) -> tuple[dict[int, CheckedUpdate], dict[str, str]]:
-        """The cohort's updates that count, and why others do not."""
+        """The cohort's valid updates, and why others are not."""
         experiment, clients, round = self.experiment, self.clients, int(state.round)
         messages = self.broadcast(state, experiment.downlink)
         requests = {i: pack(self.request(TrainRequest, state, i), *messages) for i in cohort}
-        answers = clients.ask("train", round, requests)
+        replies = clients.send("train", round, requests)
         extra, name = self._extra_shape, clients.experiment
-        read = {i: read_update(answers[i], experiment, state, extra, name) for i in cohort}
+        read = {i: read_update(replies[i], experiment, state, extra, name) for i in cohort}
         good = {i: found for i, found in read.items() if isinstance(found, CheckedUpdate)}
         bad = {i: found for i, found in read.items() if isinstance(found, Failure)}
-        usual = usual_length([update.norm for update in good.values()], self._usual)
+        typical = typical_norm([update.norm for update in good.values()], self._typical)
         for i in list(good):
-            if (failure := self._lengths.fault(good[i].norm, usual)) is not None:
+            if (failure := self._limit.check(good[i].norm, typical)) is not None:
                 del good[i]
                 bad[i] = failure
-        if good:
-            lengths = [update.norm for update in good.values()]
-            # One that says nothing is no reason to forget what is usual.
-            self._usual = usual_length(lengths, None) or self._usual
+        # A round without any norm keeps the one before.
+        norms = [update.norm for update in good.values()]
+        self._typical = typical_norm(norms, None) or self._typical
         for i, failure in bad.items():
             client = clients.names[i]
             if clients.statuses[client].activity != "late":
-                clients.statuses[client].now("refused", failure.reason)
-            clients.log(f"round {round}: {client} does not count: {failure.reason}")
-            clients.forget(i, failure)
+                clients.statuses[client].set("failed", failure.reason)
+            clients.log(f"round {round}: no update from {client}: {failure.reason}")
+            clients.record_failure(i, failure)
         for i in cohort:
             clients.statuses[clients.names[i]].downlink_bytes += sum(map(len, messages))
         return good, {clients.names[i]: failure.reason for i, failure in bad.items()}
 
     def broadcast(self, state: EngineState, codec: Codec) -> list[bytes]:
-        """What the server sends, as messages: its model, and what goes beside it."""
+        """The parts of the server's messages: the shared parameters, and the method's broadcast."""
         trees = (state.params, self.experiment.method.broadcast(state.server_state))
         keys = (self.experiment.downlink_key(int(state.round), i) for i in range(len(trees)))
         return encode_parts(*((codec, key, tree) for key, tree in zip(keys, trees, strict=True)))
@@ -173,46 +171,42 @@ class RemoteEngine(Engine):
             last_accepted=int(state.clients.state[client]),
         )
 
-    def _aggregated(
+    def _aggregate(
         self, state: EngineState, cohort: list[int], good: dict[int, CheckedUpdate]
     ) -> tuple[EngineState, Traffic]:
-        """The next state, from the updates that count."""
+        """The next state, from the valid updates."""
         experiment, round = self.experiment, int(state.round)
         aggregate, total = experiment.pipeline.aggregate, None
         for i, update in good.items():
             size = experiment.federation.train.size[i]
             weight = jnp.asarray(size if experiment.weighting == "size" else 1.0, float)
             alone = jax.tree.map(lambda leaf: leaf[None], (update.delta, update.extra))
-            more = aggregate.total(weight[None], alone)
-            total = more if total is None else aggregate.add(total, more)
+            own = aggregate.total(weight[None], alone)
+            total = own if total is None else aggregate.add(total, own)
             status = self.clients.statuses[self.clients.names[i]]
-            status.rounds, status.uplink_bytes = (
-                status.rounds + 1,
-                status.uplink_bytes + update.bytes,
-            )
+            status.rounds += 1
+            status.uplink_bytes += update.bytes
         assert total is not None
-        counted = state.clients.state.at[jnp.array(list(good))].set(round)
+        accepted = state.clients.state.at[jnp.array(list(good))].set(round)
         slots = np.full(experiment.cohort, -1, np.int32)
         slots[: len(cohort)] = cohort
         uplink = np.array([good[int(i)].bytes if int(i) in good else 0 for i in slots], np.int32)
         sent = self.broadcast(state, experiment.downlink)
         downlink = np.array([sum(map(len, sent))], np.int32)
-        records = ClientRecord(counted, None, None)
+        records = ClientRecord(accepted, None, None)
         after = server_update(experiment, state, aggregate.finish(total), records)
         return after, Traffic(slots[None], uplink[None], downlink)
 
 
 @final
 class RemoteEvaluator(Evaluator):
-    """Asks every client that is there how good the models are.
-
-    A client that is away, or whose answer does not count, has no scores in that round.
+    """Evaluation by all connected clients; the others have no scores in that round.
 
     Args:
         remote: the run.
         training: whether training data are scored too.
-        last: the round of the last scoring, in which clients get the models they are left with: one
-            that is away is waited for.
+        last: the round of the last evaluation, which gives clients their final models: it waits for
+            clients that are not connected.
     """
 
     def __init__(self, remote: RemoteEngine, training: bool, last: int | None = None) -> None:
@@ -227,39 +221,41 @@ class RemoteEvaluator(Evaluator):
 
     @property
     def clients(self) -> None:
-        """Everyone is scored who is there."""
+        """All connected clients are scored."""
         return None
 
     def evaluate_runs(
         self, evaluators: Sequence[Self], states: Sequence[EngineState]
     ) -> list[Evaluation | DivergedError]:
-        """Of the one run."""
+        """The evaluation of the one run."""
         (state,) = states
         remote, clients = self._remote, self._remote.clients
         round, kinds = int(state.round), model_kinds(self.experiment)
-        clients.gather(1, everyone=RETURN if round == self._last else None)
+        clients.wait_for(1, everyone=RECONNECT_TIME if round == self._last else None)
         messages = remote.broadcast(state, Float32())
-        here = clients.here()
-        requests = {i: pack(remote.request(EvaluateRequest, state, i), *messages) for i in here}
-        answers = clients.ask("evaluate", round, requests)
+        connected = clients.connected()
+        requests = {
+            i: pack(remote.request(EvaluateRequest, state, i), *messages) for i in connected
+        }
+        replies = clients.send("evaluate", round, requests)
         n = self.experiment.federation.clients
         values = {kind: {name: np.full(n, np.nan) for name in self._names} for kind in kinds}
-        left = set(range(n))
-        for i, answer in answers.items():
-            scores = read_scores(answer, clients.experiment, round, kinds, self._names)
+        missing = set(range(n))
+        for i, reply in replies.items():
+            scores = read_scores(reply, clients.experiment, round, kinds, self._names)
             if isinstance(scores, Failure):
-                clients.log(f"{clients.names[i]} has no scores after {round}: {scores.reason}")
-                clients.forget(i, scores)
+                clients.log(f"round {round}: no scores from {clients.names[i]}: {scores.reason}")
+                clients.record_failure(i, scores)
                 continue
-            left.remove(i)
+            missing.remove(i)
             for kind, own in scores.items():
                 for name, value in own.items():
                     values[kind][name][i] = value
-        if left and round == self._last:
-            names = ", ".join(clients.names[i] for i in sorted(left))
+        if missing and round == self._last:
+            names = ", ".join(clients.names[i] for i in sorted(missing))
             clients.log(
-                f"without a model of their own from the last round: {names}; what they have is of "
-                "the last scoring that they answered"
+                f"these clients have no model of the last round: {names}; they keep that of the "
+                "last evaluation in which they took part"
             )
         sizes = np.asarray(self.experiment.federation.test.size)
         return [Evaluation(round, {kind: Scores(own, sizes) for kind, own in values.items()})]

@@ -1,4 +1,4 @@
-"""What a federated run is, in its folder from before the first client comes: `federation.json`."""
+"""The plan of a federated run, in its folder before the first client joins: `federation.json`."""
 
 import json
 import re
@@ -24,12 +24,12 @@ class FederationPlan:
     """A federated run.
 
     Attributes:
-        settings: its configuration; clients are told of it `client_config`.
-        experiment: its name, which clients keep what they keep under.
-        clients: how many there are.
-        names: who they are, in the order of their numbers; None: not known yet.
-        infos: what they have told of their data; empty before the run has begun.
-        wire: the bytes that were received and sent on the clients' port, for whatever reason.
+        settings: its configuration, of which clients get `client_config`.
+        experiment: its name, which is also that of the clients' folders.
+        clients: the number of clients.
+        names: the clients, in the order of their numbers; None: not known yet.
+        infos: the clients' data; empty before the run has started.
+        wire: all bytes received and sent on the clients' port.
     """
 
     settings: dict[str, Any]
@@ -40,14 +40,14 @@ class FederationPlan:
     wire: tuple[int, int] = (0, 0)
 
     @classmethod
-    def begun(
+    def create(
         cls, config: Config, folder: Path, clients: int, names: tuple[str, ...] | None
     ) -> "FederationPlan":
-        """A new one, in a folder of its own."""
+        """A new plan, written to its folder."""
         check_config(config, clients)
-        words = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-") or "run"
-        experiment = f"{words[:80]}-{secrets.token_hex(4)}"
-        plan = cls(federated(config), experiment, clients, names, {})
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-") or "run"
+        experiment = f"{slug[:80]}-{secrets.token_hex(4)}"
+        plan = cls(federated_settings(config), experiment, clients, names, {})
         folder.mkdir(parents=True, exist_ok=True)
         for name in (run_dir.CONFIG, run_dir.SUMMARY):
             (folder / name).unlink(missing_ok=True)
@@ -56,58 +56,60 @@ class FederationPlan:
 
     @classmethod
     def read(cls, folder: Path) -> "FederationPlan":
-        """That of a run which was begun."""
+        """The plan in a folder."""
         if not (folder / PLAN).is_file():
-            raise ConfigError(f"--resume {folder}: no federated run was begun there")
-        facts = read_json(folder / PLAN)
-        infos = {n: ClientInfo.model_validate(own) for n, own in facts["infos"].items()}
-        names = None if facts["names"] is None else tuple(facts["names"])
+            raise ConfigError(f"--resume {folder}: there is no federated run")
+        values = read_json(folder / PLAN)
+        infos = {n: ClientInfo.model_validate(own) for n, own in values["infos"].items()}
+        names = None if values["names"] is None else tuple(values["names"])
         return cls(
-            facts["settings"],
-            facts["experiment"],
-            facts["clients"],
+            values["settings"],
+            values["experiment"],
+            values["clients"],
             names,
             infos,
-            tuple(facts["wire"]),
+            tuple(values["wire"]),
         )
 
     def write(self, folder: Path) -> None:
-        """Into its folder."""
+        """Write it to its folder."""
         infos = {name: own.model_dump(mode="json") for name, own in self.infos.items()}
-        facts = vars(self) | {"infos": infos}
-        write_whole(folder / PLAN, (json.dumps(facts, indent=1) + "\n").encode())
+        values = vars(self) | {"infos": infos}
+        write_whole(folder / PLAN, (json.dumps(values, indent=1) + "\n").encode())
 
-    def settled(self, names: tuple[str, ...], infos: dict[str, ClientInfo]) -> "FederationPlan":
-        """With everyone known."""
+    def with_clients(
+        self, names: tuple[str, ...], infos: dict[str, ClientInfo]
+    ) -> "FederationPlan":
+        """The same, with the clients known."""
         return replace(self, names=names, infos=dict(infos))
 
     def with_wire(self, received: int, sent: int) -> "FederationPlan":
-        """With so many bytes more on the clients' port."""
+        """The same, with so many more bytes on the clients' port."""
         return replace(self, wire=(self.wire[0] + received, self.wire[1] + sent))
 
-    def on_terms(self, path: Path | None, overrides: Sequence[str]) -> "FederationPlan":
-        """On the terms that a file and overrides say now; all else must be what it was."""
+    def with_settings(self, path: Path | None, overrides: Sequence[str]) -> "FederationPlan":
+        """The same, with other `SERVER_SECTIONS`; all other settings must be unchanged."""
         values = self.settings if path is None else read_toml(path)
         config = Config.checked(overridden(values, overrides))
         check_config(config, self.clients)
-        settings = federated(config)
+        settings = federated_settings(config)
         differing = _differences(client_config(self.settings), client_config(settings))
         if differing:
-            free = " and ".join(f"[{section}]" for section in SERVER_SECTIONS)
-            differing.append(f"{free} alone may change while a run goes on; begin another one")
+            sections = " and ".join(f"[{section}]" for section in SERVER_SECTIONS)
+            differing.append(f"only {sections} can change when a run is resumed; start a new run")
             raise ConfigError("\n".join(differing))
         return replace(self, settings=settings)
 
     def config(self) -> Config:
-        """Its configuration."""
+        """The configuration."""
         return Config.checked(self.settings)
 
 
-def federated(config: Config) -> dict[str, Any]:
-    """A configuration as a federation runs it: personal models stay where they are made."""
+def federated_settings(config: Config) -> dict[str, Any]:
+    """A configuration as the server runs it: personal models stay at the clients."""
     settings: dict[str, Any] = without_none(config.resolved())
     settings["output"] |= {"personal_models": "none", "checkpoint_rounds": 1}
-    settings["data"] |= {"root": "."}  # nobody else's paths are anybody's business
+    settings["data"] |= {"root": "."}  # paths are private
     for alone in ("engine", "network"):
         settings.pop(alone, None)
     return settings
@@ -119,4 +121,4 @@ def _differences(old: Any, new: Any, place: str = "") -> list[str]:
         return [difference for part in parts for difference in part]
     if old == new:
         return []
-    return [f"{place.lstrip('.')} = {new!r}: the run was begun with {old!r}"]
+    return [f"{place.lstrip('.')} = {new!r}: the run was started with {old!r}"]

@@ -1,4 +1,4 @@
-"""A federated run on a grid: the folder, the clients, the rounds, the results."""
+"""A federated run on a Flower grid."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from perfed.federation.protocol.messages import client_config
-from perfed.federation.server.clients import RETURN, ClientManager, Log
+from perfed.federation.server.clients import RECONNECT_TIME, ClientManager, Log
 from perfed.federation.server.engine import RemoteEngine, RemoteEvaluator
 from perfed.federation.server.plan import FederationPlan
 from perfed.federation.transport.messenger import Messenger
@@ -24,40 +24,40 @@ def run_federation(
     on_progress: Callable[[Progress], None] | None = None,
     on_clients: Callable[[ClientManager], None] = lambda _: None,
 ) -> Result:
-    """Run a federation to its end, from its last checkpoint if it has one.
+    """Run a federation to its end, from its last checkpoint if there is one.
 
     Args:
-        grid: what clients are reached over.
-        folder: the run's, with its plan in it.
-        keys: everyone's public key; None: there are none.
-        log: told what an operator should know.
-        on_progress: told how far the run has come.
-        on_clients: given the clients, to watch them.
+        grid: connects to the clients.
+        folder: the run's, with its plan.
+        keys: the clients' public keys; None: there are none.
+        log: called with messages for the operator.
+        on_progress: called with the progress.
+        on_clients: called with the clients once, to watch them.
     """
     plan = FederationPlan.read(folder)
     config = plan.config()
-    terms = config.federation
-    # Keys may have been added since: clients have the numbers that they had at first.
+    settings = config.federation
+    # Names from the plan: clients keep their numbers when keys are added later.
     clients = ClientManager(
         Messenger(grid),
         plan.experiment,
         client_config(plan.settings),
         plan.names,
         keys,
-        terms.timeout,
+        settings.timeout,
         log,
     )
     on_clients(clients)
     if plan.infos:
         clients.resume(plan.infos)
-        clients.gather(terms.least(config.build_preset().cohort), everyone=RETURN)
+        clients.wait_for(settings.least(config.build_preset().cohort), everyone=RECONNECT_TIME)
     else:
-        clients.gather(plan.clients)
-        clients.begin()
-        plan = plan.settled(clients.names, clients.infos)
+        clients.wait_for(plan.clients)
+        clients.start()
+        plan = plan.with_clients(clients.names, clients.infos)
     labels = config.data.settings().get("labels")
     federation = clients.federation(None if labels is None else tuple(labels))
-    remote = RemoteEngine(config.build_experiment(federation), clients, terms)
+    remote = RemoteEngine(config.build_experiment(federation), clients, settings)
     plan.write(folder)
     recording = Recording(
         config,

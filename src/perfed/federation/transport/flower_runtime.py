@@ -1,10 +1,9 @@
-"""What we use of Flower beside its programs and its public API; pinned, and all of it is here.
+"""All that is used of Flower besides its programs and its public API; its version is pinned.
 
-Flower runs the app of a run in processes that it starts for every message, from code that a run
-brings along. Here the same apps are run by `perfed serve` and `perfed join` themselves: they ask
-Flower for the task that is due (as its own SuperExec does, by the same signed request) and run our
-installed code in its place. So no code that comes over the network is ever run, and a client's data
-and compiled programs stay loaded between rounds.
+Flower starts a process for every message, with code that the run ships. Here `perfed serve` and
+`perfed join` execute the apps themselves: they acquire tasks from Flower (as its SuperExec does, by
+the same signed request) and run the installed code. So code from the network is never executed, and
+a client's data and compiled programs stay loaded between rounds.
 """
 
 import hashlib
@@ -64,12 +63,12 @@ from perfed.federation.protocol.errors import public_message
 from perfed.federation.transport.messenger import LinkLostError
 
 _PAUSE: Final = 0.1
-# How long a request to a program on this machine is tried before it is given up as lost.
-_PATIENCE: Final = 20.0
-_BUSY: Final = (502, 503, 504)
+# How long requests to a program on this machine are retried, in seconds.
+_MAX_RETRY_TIME: Final = 20.0
+_RETRIED: Final = (502, 503, 504)
 _SIGNED: Final = ("/flwr.proto.Runtime/AcquireTask",)
 
-# What a run is to Flower. Its code is what is installed here, so it has none of its own.
+# The app of a run. It has no code of its own: perfed is installed on all machines.
 _APP: Final = b"""
 [project]
 name = "perfed-federation"
@@ -88,12 +87,12 @@ clientapp = "perfed.federation.client.flower_app:client_app"
 @final
 @dataclass(frozen=True)
 class Link:
-    """Where a SuperLink or a SuperNode listens on this machine.
+    """The address of a SuperLink or a SuperNode on this machine.
 
     Attributes:
         port: on 127.0.0.1.
-        authority: the certificate to know it by; None: it is spoken to in plain.
-        secret: what signs requests for tasks.
+        authority: the certificate to verify it by; None: without encryption.
+        secret: signs requests for tasks.
     """
 
     port: int
@@ -108,7 +107,7 @@ class Link:
     def client(
         self, token: str | None = None, retry: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
-        """Of the Runtime API; with the token of a task, or else to ask for one."""
+        """A client of the Runtime API, with the token of a task, or without one to acquire it."""
         own: ProtobufClientInterceptor
         if token is None:
             own = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=_SIGNED)
@@ -129,28 +128,28 @@ class Link:
         return None if self.authority is None else self.authority.read_bytes()
 
 
-def _persistent(alive: Callable[[], bool]) -> RetryInvoker:
-    """Tries requests again for a while, as long as the program that is asked is alive.
+def _retrying(alive: Callable[[], bool]) -> RetryInvoker:
+    """Retries requests for a while, as long as the other program is alive.
 
-    Flower's own would try for ever, and would interrupt this process when a task is over.
+    Flower's own retries have no limit, and interrupt this process when a task is over.
     """
 
-    def hopeless(error: Exception) -> bool:
+    def give_up(error: Exception) -> bool:
         if isinstance(error, httpx.HTTPStatusError):
-            return error.response.status_code not in _BUSY
+            return error.response.status_code not in _RETRIED
         return not alive()
 
     return RetryInvoker(
         lambda: exponential(max_delay=2),
         (httpx.TransportError, httpx.HTTPStatusError),
         max_tries=None,
-        max_time=_PATIENCE,
-        should_giveup=hopeless,
+        max_time=_MAX_RETRY_TIME,
+        should_giveup=give_up,
     )
 
 
 def register(link: Link, keys: dict[str, bytes]) -> None:
-    """Let clients with these keys in; those that were let in before stay so."""
+    """Admit clients with these keys, besides those admitted before."""
     with _control(link) as control:
         for name, key in keys.items():
             try:
@@ -161,47 +160,47 @@ def register(link: Link, keys: dict[str, bytes]) -> None:
 
 
 def _in_use(error: httpx.HTTPStatusError) -> bool:
-    told = FlowerError.from_json(error.response.text)
-    return told is not None and "in use" in f"{told.message} {told.public_details}".lower()
+    details = FlowerError.from_json(error.response.text)
+    return details is not None and "in use" in f"{details.message} {details.public_details}".lower()
 
 
-def signed(headers: Iterable[tuple[bytes, bytes]], admitted: Collection[bytes]) -> bool:
-    """Whether a SuperNode's request is signed just now, by one of these public keys.
+def is_signed(headers: Iterable[tuple[bytes, bytes]], admitted: Collection[bytes]) -> bool:
+    """Whether a SuperNode's request has a recent signature by one of these keys.
 
-    The SuperLink asks the same, but once it has all of the request.
+    The SuperLink checks the same, but only after it has read the whole request.
     """
-    found = dict(headers)
+    values = dict(headers)
     try:
         key, signature = (
-            b64decode(found[name.encode()], validate=True)
+            b64decode(values[name.encode()], validate=True)
             for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
         )
-        text = found[TIMESTAMP_HEADER.encode()]
+        text = values[TIMESTAMP_HEADER.encode()]
         age = (now() - datetime.fromisoformat(text.decode("ascii"))).total_seconds()
-    except (KeyError, ValueError, TypeError):  # a time without a zone is of another type
+    except (KeyError, ValueError, TypeError):  # a time without a zone has another type
         return False
     fresh = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-    # Those that are not on the list are not even read.
+    # Other keys are not even parsed.
     return fresh and key in admitted and verify_signature(bytes_to_public_key(key), text, signature)
 
 
 @contextmanager
 def server_grid(link: Link, alive: Callable[[], bool]) -> Iterator[Grid]:
-    """Start a run, and be its server app: a grid to talk to clients over.
+    """Start a run and act as its server app: a grid for messages to clients.
 
     Args:
         link: the SuperLink.
-        alive: whether it still runs.
+        alive: whether it is still running.
     """
     content, _ = build_fab_from_files({"pyproject.toml": _APP})
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     with _control(link) as control:
         run_id = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
-    token = _acquired(link, TaskType.SERVER_APP, run_id)
+    token = _acquire_token(link, TaskType.SERVER_APP, run_id)
     client = link.client(token)
-    beating = _heartbeat(client)
+    heartbeat = _heartbeat(client)
     grid = HttpGrid(link.address, link.authority is None, link.certificate, token=token)
-    grid._retry_invoker = _persistent(alive)
+    grid._retry_invoker = _retrying(alive)
     status = SubStatus.FAILED
     try:
         task = client.PullTaskInput(PullTaskInputRequest())
@@ -213,55 +212,54 @@ def server_grid(link: Link, alive: Callable[[], bool]) -> Iterator[Grid]:
     finally:
         with suppress(httpx.HTTPError):
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
-        if beating.is_running:
-            beating.stop()
+        if heartbeat.is_running:
+            heartbeat.stop()
         grid.close()
         client.close()
 
 
-def _acquired(link: Link, kind: TaskType, run_id: int, seconds: float = 60.0) -> str:
+def _acquire_token(link: Link, kind: TaskType, run_id: int, seconds: float = 60.0) -> str:
     """The token of a run's task."""
     deadline = time.monotonic() + seconds
     with link.client() as client:
         while time.monotonic() < deadline:
-            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-            # An earlier run that was left unfinished may have a task too; it is not ours to do.
-            if found.token and found.task.run_id == run_id:
-                return found.token
+            acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+            # An earlier, unfinished run may have a task too, which is ignored.
+            if acquired.token and acquired.task.run_id == run_id:
+                return acquired.token
             time.sleep(_PAUSE)
-    raise LinkLostError(f"the SuperLink has had no task for run {run_id} for {seconds:g} s")
+    raise LinkLostError(f"the SuperLink had no task for run {run_id} within {seconds:g} s")
 
 
 def serve_tasks(
-    link: Link, app: ClientApp, going: Callable[[], bool], log: Callable[[str], None]
+    link: Link, app: ClientApp, running: Callable[[], bool], log: Callable[[str], None]
 ) -> None:
-    """Be the client app of a SuperNode: answer its messages one by one, as long as it is `going`.
+    """Act as the client app of a SuperNode: reply to its messages as long as it is running.
 
-    A message whose answer fails is answered by what went wrong, as far as the server may know it.
-    This ends, too, when no answer can be given at all: the SuperNode would wait for it for ever,
-    and has to be started anew.
+    The reply to a message that fails is the error, as far as the server may know it. This returns,
+    too, when no reply can be sent: the SuperNode would wait for it forever, so restart it.
     """
     with link.client() as client:
-        while going():
+        while running():
             try:
                 request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
                 token = client.AcquireTask(request).token
             except httpx.HTTPError:
-                token = ""  # the SuperNode is just starting, or has ended
+                token = ""  # the SuperNode is starting, or has ended
             if not token:
                 time.sleep(_PAUSE)
                 continue
             try:
-                _serve_task(link, token, app, going, log)
+                _serve_task(link, token, app, running, log)
             except Exception as error:
                 if not _is_over(error):
-                    log(f"no answer could be given: {error}")
+                    log(f"cannot send the reply: {error}")
                     return
-                log("too late: nobody waits for this answer any more")
+                log("the reply is too late: the server has stopped waiting for it")
 
 
 def _is_over(error: Exception) -> bool:
-    """Whether Flower has given a task up, on which nobody has worked for a minute, and answered."""
+    """Whether Flower has ended a task, which it does after a minute without a heartbeat."""
     over = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in over
 
@@ -270,34 +268,34 @@ def _serve_task(
     link: Link,
     token: str,
     app: ClientApp,
-    going: Callable[[], bool],
+    running: Callable[[], bool],
     log: Callable[[str], None],
 ) -> None:
-    with link.client(token) as beats, link.client(token, _persistent(going)) as client:
-        beating = _heartbeat(beats)
+    with link.client(token) as beats, link.client(token, _retrying(running)) as client:
+        heartbeat = _heartbeat(beats)
         context: Context | None = None
         status, details = SubStatus.FAILED, ""
         try:
             message, context, _, _ = pull_task_input(client)
-            begun, what = time.monotonic(), message.metadata.group_id
+            start, kind = time.monotonic(), message.metadata.group_id
             try:
                 reply = app(message, context)
                 status = SubStatus.COMPLETED
-                log(f"{what}: done in {time.monotonic() - begun:.1f} s")
+                log(f"{kind}: done in {time.monotonic() - start:.1f} s")
             except Exception as error:
-                log(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
+                log(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())}")
                 details = public_message(error)
                 code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
                 reply = Message(Error(code, details), reply_to=message)
             push_message(client, reply, context)
         finally:
             push_task_output(client, context, status, details)
-            if beating.is_running:
-                beating.stop()
+            if heartbeat.is_running:
+                heartbeat.stop()
 
 
 def _heartbeat(client: RuntimeHttpClient) -> HeartbeatSender:
-    """Keep telling Flower that a task is being worked on."""
+    """Regularly tell Flower that a task is in progress."""
 
     def beat() -> bool:
         with suppress(httpx.HTTPError):

@@ -1,8 +1,8 @@
-"""The clients' port: all of the server that a client's machine can reach.
+"""The clients' port: the only part of the server that clients can reach.
 
-Flower's SuperLink answers clients, operators and its own runtime on one port, and asks none but the
-clients for a key: whoever reaches it can send code to all of them, or register a key. So it listens
-on loopback, and this port stands before it, which passes on Flower's Fleet API and nothing else.
+Flower's SuperLink serves clients, operators and its own runtime on one port, and asks only clients
+for a key: whoever reaches it can send code to all clients, or register a key. So it listens on
+loopback, and this gateway in front of it forwards Flower's Fleet API and nothing else.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from http.client import responses
 from pathlib import Path
@@ -24,7 +24,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.types import Receive, Scope, Send
 
 from perfed.core.errors import ConfigError
-from perfed.federation.transport.flower_runtime import signed
+from perfed.federation.transport.flower_runtime import is_signed
+from perfed.federation.transport.keys import ServerKeys
 
 # Flower's Fleet API: all that a SuperNode calls.
 FLEET: Final = frozenset(
@@ -34,18 +35,17 @@ FLEET: Final = frozenset(
         "send-node-heartbeat", "unregister-node",
     }
 )  # fmt: skip
-# ClientManager with keys do not admit themselves.
+# Clients with keys do not register themselves.
 KEYLESS: Final = frozenset({"register-node", "unregister-node"})
-# A SuperLink takes whatever is pushed, in whosever name: an order in the server's own, to a client
-# or to itself, or an answer in another client's.
+# A SuperLink accepts any pushed message: also a request in the server's name, or a reply in that of
+# another client.
 _PUSH: Final = b"/v1/fleet/push-messages"
 _PUSH_OBJECT: Final = b"/v1/fleet/push-object"
-# The SuperLink takes a body in before it looks at who has signed the request, so none is passed on
-# that is longer than need be: a push holds names, what a message says is pushed apart as objects,
-# and everything else is a few numbers.
-_LONGEST_PUSH: Final = 1 << 20
-_LONGEST: Final = 1 << 16
-# What the Fleet API reads of a request beside its body, and what a SuperNode reads of the answer.
+# The SuperLink reads a body before it checks the signature, so long ones are not forwarded: a push
+# has names only, as the contents of messages are pushed as objects, and the rest is a few numbers.
+_MAX_PUSH: Final = 1 << 20
+_MAX_BODY: Final = 1 << 16
+# The headers that the Fleet API reads, and those that a SuperNode reads.
 REQUEST_HEADERS: Final = frozenset(
     {
         b"accept", b"content-type", b"flwr-component-name", b"flwr-package-name",
@@ -56,10 +56,10 @@ RESPONSE_HEADERS: Final = frozenset(
     {b"content-length", b"content-type", b"flwr-version-incompatibility-message"}
 )
 
-# A SuperNode waits 30 seconds for an answer.
+# A SuperNode waits 30 seconds for a response.
 _TIMEOUT: Final = httpx.Timeout(60, connect=5, pool=None)
-# Each side closes a quiet connection later than the one that calls (SuperNodes after 5 seconds;
-# this port after 2, a SuperLink after 5), so that no call meets a connection being closed.
+# Each server closes an idle connection later than its callers do (SuperNodes after 5 seconds; this
+# gateway after 2, a SuperLink after 5), so that no call uses a connection that is being closed.
 _CLIENTS_KEEP_ALIVE: Final = 30
 _OWN_KEEP_ALIVE: Final = 2.0
 # Calls under way may finish within this when the port is closed.
@@ -69,20 +69,20 @@ _Headers = Iterable[tuple[bytes, bytes]]
 
 
 class _TooLongError(RuntimeError):
-    """The body of a request is longer than is allowed."""
+    """The body of a request is too long."""
 
 
 class _GoneError(RuntimeError):
-    """The client left before its request was all there."""
+    """The client disconnected before its request was complete."""
 
 
 @final
 class ClientGateway:
-    """A port that passes clients' calls to a SuperLink; it is open within `with`.
+    """A port that forwards clients' calls to a SuperLink; open within `with`.
 
     Attributes:
         host: the address it is bound to.
-        port: its number; of 0, the one it was given once it is open.
+        port: its number; for 0, the one it got when it was opened.
     """
 
     def __init__(
@@ -90,54 +90,42 @@ class ClientGateway:
         host: str,
         port: int,
         upstream: str,
-        *,
-        certificate: Path | None,
-        key: Path | None,
-        authority: Path | None,
-        admitted: Collection[bytes] = (),
+        keys: ServerKeys | None,
         limit: int = 2**31 - 1,
     ) -> None:
         """Set up; nothing is opened yet.
 
         Args:
             host: the address to bind.
-            port: its port; 0: any that is free.
-            upstream: the SuperLink's own address, `https://HOST:PORT`; without keys, `http`.
-            certificate: what this port shows to clients; None, as for the next two: plain HTTP both
-                ways, and clients register themselves.
-            key: the private key of the certificate.
-            authority: the certificate that the SuperLink's own must be issued by.
-            admitted: the public keys of those who may push anything; without keys, everyone may.
-            limit: the most bytes that the body of a request may have.
+            port: its port; 0: any free one.
+            upstream: the SuperLink's address, `https://HOST:PORT`; without keys, `http`.
+            keys: the server's, and those of the clients that may push messages; None: plain HTTP
+                both ways, and clients register themselves.
+            limit: the maximum length of the body of a request, in bytes.
         """
         self.host, self.port = host, port
-        self._admitted = frozenset(admitted)
-        self._limits = {_PUSH: min(limit, _LONGEST_PUSH), _PUSH_OBJECT: limit}
-        self._limit = min(limit, _LONGEST)
-        # Changed in the port's own thread alone, so that others may read them at any time.
+        self._admitted = frozenset(() if keys is None else keys.clients.values())
+        self._limits = {_PUSH: min(limit, _MAX_PUSH), _PUSH_OBJECT: limit}
+        self._limit = min(limit, _MAX_BODY)
+        # Only the gateway's own thread changes them, so others can read them at any time.
         self._received = self._sent = 0
-        if certificate is None or key is None or authority is None:
-            if not certificate is key is authority is None:
-                raise ConfigError("certificate, key and authority: give all of them or none")
-            self._tls = self._upstream_tls = None
-        else:
-            self._tls = _server_tls(certificate, key)
-            self._upstream_tls = _client_tls(authority)
+        self._tls = None if keys is None else _server_tls(keys.certificate, keys.key)
+        self._upstream_tls = None if keys is None else _client_tls(keys.authority)
         scheme, names = ("http", FLEET) if self._tls is None else ("https", FLEET - KEYLESS)
         base = _base(upstream, scheme)
-        # What is asked for is looked up here, byte for byte, and never becomes part of an address.
+        # Targets are looked up byte for byte, and never become part of an address.
         self._addresses = {
             f"/v1/fleet/{name}".encode(): base.copy_with(path=f"/v1/fleet/{name}") for name in names
         }
 
     @property
     def received(self) -> int:
-        """Bytes of clients' requests so far, heads and bodies, as they were before TLS."""
+        """The bytes of all requests so far, headers and bodies, before TLS."""
         return self._received
 
     @property
     def sent(self) -> int:
-        """Bytes of the answers so far, likewise."""
+        """The bytes of all responses so far, likewise."""
         return self._sent
 
     def __enter__(self) -> Self:
@@ -145,19 +133,19 @@ class ClientGateway:
         try:
             listening = socket.create_server((self.host, self.port), family=family)
         except (OSError, OverflowError) as error:
-            # An address may come up yet, and a port become free; what is not allowed stays so.
+            # An address may appear later, and a port become free; a permission does not.
             fixed = isinstance(error, OverflowError | PermissionError)
             raise (ConfigError if fixed else OSError)(
                 f"{self.host}:{self.port}: cannot listen there ({error}); give an address of this "
-                "machine and a port that is free"
+                "machine and a free port"
             ) from None
         self.port = listening.getsockname()[1]
         tls = self._tls
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._answer,
+                self._respond,
                 interface="asgi3",
-                # It takes targets as they are, and bounds the head of a request.
+                # It leaves targets as they are, and limits the length of headers.
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -180,7 +168,7 @@ class ClientGateway:
         while not self._server.started:
             if not self._thread.is_alive():
                 listening.close()
-                raise OSError(f"{self.host}:{self.port}: the clients' port did not start")
+                raise OSError(f"{self.host}:{self.port}: the gateway did not start")
             time.sleep(0.01)
         return self
 
@@ -207,8 +195,8 @@ class ClientGateway:
         async with self._upstream:
             await self._server.serve([listening])
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to one request."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         target = scope["raw_path"] + query
@@ -220,11 +208,11 @@ class ClientGateway:
         lengths = [value for name, value in headers if name == b"content-length"]
         chunked = any(name == b"transfer-encoding" for name, _ in headers)
         if chunked and lengths:
-            # Where it ends is said twice, and so is where a next request would begin: no more here.
+            # Its end is ambiguous, and so is the start of the next request: close the connection.
             await self._reply(send, HTTPStatus.BAD_REQUEST, (b"connection", b"close"))
             return
         pushes = target in self._limits
-        if pushes and self._tls is not None and not signed(headers, self._admitted):
+        if pushes and self._tls is not None and not is_signed(headers, self._admitted):
             await self._reply(send, HTTPStatus.UNAUTHORIZED)
             return
         length, limit = int(lengths[0]) if lengths else 0, self._limits.get(target, self._limit)
@@ -241,7 +229,7 @@ class ClientGateway:
                 return
             except _GoneError:
                 return
-            if not _answers_for_itself(content):
+            if not _is_own_replies(content):
                 await self._reply(send, HTTPStatus.FORBIDDEN)
                 return
             chunked, length = False, len(content)
@@ -262,18 +250,18 @@ class ClientGateway:
         except _GoneError:
             return
         except (httpx.TransportError, asyncio.CancelledError):
-            # SuperNodes try again on this; canceled: the port is being closed.
+            # SuperNodes retry on this; canceled: the gateway is being closed.
             await self._reply(send, HTTPStatus.SERVICE_UNAVAILABLE)
         else:
-            await self._pass_back(response, send)
+            await self._forward(response, send)
 
     async def _body(self, receive: Receive, limit: int) -> AsyncIterator[bytes]:
-        """The body of a request, piece by piece as it comes."""
+        """The body of a request, piece by piece as it arrives."""
         length = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                # An end here would make a whole message of the part that there is.
+                # Ending normally would make a complete message of a part.
                 raise _GoneError
             piece: bytes = message["body"]
             length += len(piece)
@@ -284,8 +272,8 @@ class ClientGateway:
             if not message["more_body"]:
                 return
 
-    async def _pass_back(self, response: httpx.Response, send: Send) -> None:
-        """Send the SuperLink's answer to the client, piece by piece as it comes."""
+    async def _forward(self, response: httpx.Response, send: Send) -> None:
+        """Send the SuperLink's response to the client, piece by piece as it arrives."""
         raw = ((name.lower(), value) for name, value in response.headers.raw)
         passed = [(name, value) for name, value in raw if name in RESPONSE_HEADERS]
         try:
@@ -293,18 +281,18 @@ class ClientGateway:
             async for piece in response.aiter_raw():
                 await self._continue(send, piece, more=True)
         except httpx.TransportError:
-            return  # unfinished, so that the client's connection is closed and it tries again
+            return  # incomplete: the connection is closed, and the client retries
         finally:
             await response.aclose()
         await self._continue(send, b"", more=False)
 
     async def _reply(self, send: Send, status: HTTPStatus, *headers: tuple[bytes, bytes]) -> None:
-        """Send an answer of this port's own, without a body."""
+        """Send a response without a body."""
         await self._begin(send, status, [(b"content-length", b"0"), *headers])
         await self._continue(send, b"", more=False)
 
     async def _begin(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        # Counted first, so that whoever has an answer finds it counted.
+        # Counted first, so that a response that has arrived is counted.
         self._sent += len(f"HTTP/1.1 {status} {responses.get(status, '')}\r\n") + _size(headers)
         await send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -313,22 +301,22 @@ class ClientGateway:
         await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
-def _answers_for_itself(body: bytes) -> bool:
-    """Whether what is pushed are answers, and the client's own.
+def _is_own_replies(body: bytes) -> bool:
+    """Whether all pushed messages are replies of the client itself.
 
-    The SuperLink sees to it that `node` is the one whose key has signed the request, and that an
-    answer is to a question for the node that it is of; but not that these two are the same.
+    The SuperLink checks that the key of `node` signed the request, and that a reply comes from the
+    node to which its request went; but not that these two nodes are the same.
     """
     try:
         request = PushMessagesRequest.FromString(body)
     except DecodeError:
         return False
-    about = [message.metadata for message in request.messages_list]
-    return all(m.src_node_id == request.node.node_id and m.reply_to_message_id for m in about)
+    found = [message.metadata for message in request.messages_list]
+    return all(m.src_node_id == request.node.node_id and m.reply_to_message_id for m in found)
 
 
 def _size(headers: _Headers) -> int:
-    """Headers on the wire, with the empty line after them."""
+    """The bytes of headers, with the empty line after them."""
     return sum(len(name) + len(value) + len(": \r\n") for name, value in headers) + len("\r\n")
 
 
@@ -341,7 +329,7 @@ def _base(address: str, scheme: str) -> httpx.URL:
     except httpx.InvalidURL:
         good = False
     if not good:
-        raise ConfigError(f"{address!r}: a SuperLink's address here is {scheme}://HOST:PORT")
+        raise ConfigError(f"{address!r}: write the SuperLink's address as {scheme}://HOST:PORT")
     return base
 
 
@@ -352,7 +340,8 @@ def _server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except OSError as error:
         raise ConfigError(
-            f"{certificate}, {key}: no certificate and its key ({error}); `perfed keys` makes them"
+            f"{certificate}, {key}: not a certificate and its key ({error}); create them with "
+            "`perfed keys`"
         ) from None
     return context
 
@@ -364,6 +353,7 @@ def _client_tls(authority: Path) -> ssl.SSLContext:
         context.load_verify_locations(authority)
     except OSError as error:
         raise ConfigError(
-            f"{authority}: no authority's certificate ({error}); `perfed keys` makes it"
+            f"{authority}: not the certificate of an authority ({error}); create it with "
+            "`perfed keys`"
         ) from None
     return context

@@ -1,9 +1,7 @@
-"""Questions to clients and their answers, over a Flower `Grid`: the only file that talks over one.
+"""Requests to clients and their replies, over a Flower `Grid`: the only file that uses one.
 
-Every question has a time to live, after which neither the client nor the server hears more of it:
-a late answer is dropped by Flower, and answers to anything but the questions at hand are not asked
-for. What Flower itself cannot make sense of in an answer is that client's fault, and costs no other
-client its turn.
+Every request has a time to live: Flower drops late replies, and only replies to current requests
+are pulled. A reply that Flower cannot read is a failure of that client only.
 """
 
 import threading
@@ -22,20 +20,20 @@ from perfed.federation.protocol.framing import one_line
 _RECORD: Final = "perfed"
 _BLOB: Final = "blob"
 _PAUSE: Final = 0.2
-# Others are asked after when an answer takes longer than this to come in.
-_TURN: Final = 1.0
-# Flower's message types of our questions.
+# How long one reply may hold up the others while it is pulled, in seconds.
+_PULL_TIME: Final = 1.0
+# Flower's message types of our requests.
 TYPES: Final = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
 class LinkLostError(OSError):
-    """The SuperLink does not answer any more."""
+    """The SuperLink does not respond anymore."""
 
 
 @final
 @dataclass(frozen=True)
 class Failure:
-    """Why a client's answer does not count; in one line, whoever has worded it."""
+    """Why there is no valid reply of a client; in one line, whoever wrote it."""
 
     reason: str
 
@@ -43,14 +41,14 @@ class Failure:
         object.__setattr__(self, "reason", one_line(self.reason))
 
 
-Answer = bytes | Failure
+Reply = bytes | Failure
 
 
 class Node(NamedTuple):
-    """A SuperNode that is connected.
+    """A connected SuperNode.
 
     Attributes:
-        id: its number for Flower.
+        id: its identifier in Flower.
         key: its public key.
     """
 
@@ -59,86 +57,85 @@ class Node(NamedTuple):
 
 
 def record(blob: bytes) -> RecordDict:
-    """A blob as Flower carries it: one flat record, so that it is one object on the wire."""
+    """A blob as a Flower record: a flat one, which is sent as a single object."""
     return RecordDict({_RECORD: ConfigRecord({_BLOB: blob})})
 
 
 def blob_of(content: RecordDict) -> bytes:
     """The blob of a record; anything else raises `CodecError`."""
-    found = content.get(_RECORD)
-    if not isinstance(found, ConfigRecord) or len(content) != 1 or len(found) != 1:
-        raise CodecError("this is not a message of perfed")
-    blob = found.get(_BLOB)
-    if not isinstance(blob, bytes):
-        raise CodecError("this is not a message of perfed")
-    return blob
+    own = content.get(_RECORD)
+    if isinstance(own, ConfigRecord) and len(content) == len(own) == 1:
+        blob = own.get(_BLOB)
+        if isinstance(blob, bytes):
+            return blob
+    raise CodecError("not a perfed message")
 
 
 @final
 class Messenger:
-    """Asks nodes and waits for their answers."""
+    """Sends requests to nodes and waits for their replies."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def nodes(self) -> list[Node]:
-        """Who is connected."""
+        """The connected nodes."""
         try:
             return [Node(node.node_id, node.public_key) for node in self._grid.get_nodes()]
         except httpx.HTTPError as error:
             raise _lost(error) from None
 
-    def ask(
+    def send(
         self,
         kind: str,
         group: str,
-        questions: Mapping[int, bytes],
+        requests: Mapping[int, bytes],
         timeout: float,
-        on_answer: Callable[[int, Answer], None] = lambda *_: None,
-    ) -> dict[int, Answer]:
-        """Ask nodes, each its own question, and wait until all have answered or time is up.
+        on_reply: Callable[[int, Reply], None] = lambda *_: None,
+    ) -> dict[int, Reply]:
+        """Send each node its request, and wait for all replies or until the time is up.
 
         Args:
-            kind: of the questions (`TYPES`).
-            group: what Flower's log calls them.
-            questions: a blob for each node.
+            kind: of the requests (`TYPES`).
+            group: their name in Flower's log.
+            requests: a blob for each node.
             timeout: seconds to wait.
-            on_answer: told of each answer as it comes.
+            on_reply: called with each reply as it arrives.
 
         Returns:
-            The answers that came. A node that is not among them has not answered in time.
+            The replies in time, by node.
         """
         deadline = time.monotonic() + timeout
-        answers: dict[int, Answer] = {}
+        replies: dict[int, Reply] = {}
         try:
-            waiting = self._push(kind, group, questions, timeout)
+            waiting = self._push(kind, group, requests, timeout)
         except httpx.HTTPError as error:
             raise _lost(error) from None
-        for node in set(questions) - set(waiting.values()):
-            answers[node] = Failure("Flower would not take the message for it")
-        coming: dict[str, _Pull] = {}
+        for node in set(requests) - set(waiting.values()):
+            replies[node] = Failure("Flower did not accept the message to it")
+        pulls: dict[str, _Pull] = {}
         while waiting and time.monotonic() < deadline:
-            begun = time.monotonic()
+            start = time.monotonic()
             for name, node in list(waiting.items()):
-                pull = coming.pop(name, None) or _Pull(self._grid, name, deadline)
-                if pull.going:
-                    coming[name] = pull
-                elif (answer := pull.answer()) is not None:
+                pull = pulls.pop(name, None) or _Pull(self._grid, name, deadline)
+                if pull.is_running:
+                    pulls[name] = pull
+                elif (reply := pull.reply()) is not None:
                     del waiting[name]
-                    answers[node] = answer
-                    on_answer(node, answer)
-            # Half of the time at most: the SuperLink has clients to serve.
-            pause = max(_PAUSE, time.monotonic() - begun)
+                    replies[node] = reply
+                    on_reply(node, reply)
+            # At most half of the time: the SuperLink has to serve clients.
+            pause = max(_PAUSE, time.monotonic() - start)
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())) if waiting else 0)
-        return answers
+        return replies
 
     def _push(
-        self, kind: str, group: str, questions: Mapping[int, bytes], timeout: float
+        self, kind: str, group: str, requests: Mapping[int, bytes], timeout: float
     ) -> dict[str, int]:
-        """Hand the questions to Flower; which node each message is for."""
+        """Give the requests to Flower; the node of each message."""
         messages = {
             node: Message(record(blob), node, TYPES[kind], ttl=timeout, group_id=group)
-            for node, blob in questions.items()
+            for node, blob in requests.items()
         }
         waiting = {}
         for node, message in messages.items():
@@ -150,47 +147,47 @@ class Messenger:
 
 @final
 class _Pull:
-    """Asks Flower once for the answer to one question, without letting it hold up others.
+    """Pulls the reply to one request, in a thread of its own.
 
-    One question at a time, by its own name: what comes with an answer, its sender and the question
-    that it says it is to, is the client's word. Apart from the others, as the parts of an answer
-    may be announced and never sent, for which Flower waits for minutes.
+    One request at a time: the sender of a reply, and the request that it names, are only claims of
+    the client. In a thread: a client can announce parts of a reply and never send them, for which
+    Flower waits for minutes.
     """
 
     def __init__(self, grid: Grid, name: str, deadline: float) -> None:
         self._grid, self._name = grid, name
-        self._found: Answer | None = None
+        self._reply: Reply | None = None
         self._error: httpx.HTTPError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"answer to {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"reply to {name}", daemon=True)
         self._thread.start()
-        self._thread.join(max(0.0, min(_TURN, deadline - time.monotonic())))
+        self._thread.join(max(0.0, min(_PULL_TIME, deadline - time.monotonic())))
 
     @property
-    def going(self) -> bool:
-        """Whether it is still under way."""
+    def is_running(self) -> bool:
+        """Whether it is still in progress."""
         return self._thread.is_alive()
 
-    def answer(self) -> Answer | None:
-        """What it has found; None: there is no answer yet."""
+    def reply(self) -> Reply | None:
+        """The reply; None: there is none yet."""
         if self._error is not None:
             raise _lost(self._error)
-        return self._found
+        return self._reply
 
     def _run(self) -> None:
         try:
             for reply in self._grid.pull_messages([self._name]):
-                # By the question, not by the sender: of a lost node the SuperLink itself tells.
+                # Not by the sender: the SuperLink itself reports a lost node.
                 if reply.metadata.reply_to_message_id == self._name:
-                    self._found = _answer(reply)
+                    self._reply = _content(reply)
         except httpx.HTTPStatusError as error:
-            self._found = Failure(f"Flower has no answer of it: {error}")
+            self._reply = Failure(f"Flower has no reply of it: {error}")
         except httpx.HTTPError as error:
             self._error = error
-        except Exception as error:  # whatever comes of a client's bytes in Flower's code
-            self._found = Failure(f"Flower cannot read its answer: {type(error).__name__}: {error}")
+        except Exception as error:  # any error of Flower on a client's bytes
+            self._reply = Failure(f"Flower cannot read its reply: {type(error).__name__}: {error}")
 
 
-def _answer(reply: Message) -> Answer:
+def _content(reply: Message) -> Reply:
     if reply.has_error():
         return Failure(str(reply.error.reason).strip() or f"Flower's error {reply.error.code}")
     try:
@@ -200,4 +197,4 @@ def _answer(reply: Message) -> Answer:
 
 
 def _lost(error: httpx.HTTPError) -> LinkLostError:
-    return LinkLostError(f"the SuperLink does not answer any more: {error}")
+    return LinkLostError(f"the SuperLink does not respond anymore: {error}")

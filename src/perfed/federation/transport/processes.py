@@ -1,4 +1,4 @@
-"""Programs, Flower's and ours, as children that end when this process ends, however it ends."""
+"""Programs as child processes, which end when this process ends, however it ends."""
 
 import os
 import secrets
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, final
 
-# What runs in a child around the program itself: it ends when this process has ended, even by
-# SIGKILL, because the pipe that it reads from is closed then. It must import nothing of ours.
-_KEEPER: Final = """
+# A child runs the program in this wrapper, which ends it when this process has ended, even by
+# SIGKILL, because then the pipe that it reads from is closed. It imports nothing of perfed.
+_WRAPPER: Final = """
 import os, signal, sys, threading, traceback
 from importlib.metadata import entry_points
 
 def end_with_parent():
-    while os.read(0, 1):  # not by sys.stdin, whose lock would be in the way when Python ends
+    while os.read(0, 1):  # not by sys.stdin, whose lock blocks the end of Python
         pass
     threading.Timer(10, os._exit, [1]).start()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -35,15 +35,14 @@ except SystemExit as end:
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
 except BaseException:
     traceback.print_exc()
-# Now, and not when all threads have ended: a SuperNode that has lost its server for good, as after
-# a handshake without an answer, would stay for ever because of its own port.
+# Without waiting for other threads: those of a SuperNode that lost its server may never end.
 sys.stdout.flush()
 sys.stderr.flush()
 os._exit(status)
 """
 
-# Nothing is told to anybody, and nothing is installed while a federation runs.
-_QUIET: Final = {
+# Flower sends no telemetry and installs nothing.
+_FLOWER_ENVIRONMENT: Final = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -51,28 +50,27 @@ _QUIET: Final = {
 
 
 class TerminatedError(SystemExit):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
 
     def __str__(self) -> str:
-        return "by SIGTERM"
+        return "SIGTERM"
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
-    """Within this, SIGTERM is raised as an exception, so that programs are stopped on the way out.
+def sigterm_as_exception() -> Iterator[None]:
+    """Within this, SIGTERM raises an exception, so that programs are stopped before the end.
 
-    They would end by themselves, but later than this process: whoever starts it anew at once would
-    still find them there.
+    They would end by themselves, but only after this process: a restart could meet them.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are none of its business
+        yield  # only the main thread handles signals
         return
 
     def end(*_: Any) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise TerminatedError
 
     before = signal.signal(signal.SIGTERM, end)
@@ -84,14 +82,14 @@ def ended_in_order() -> Iterator[None]:
 
 @final
 class Program:
-    """A program, running.
+    """A running program.
 
     Args:
-        name: the program, as its package calls it.
-        arguments: what it is given.
-        home: the folder that Flower may call its own.
-        log: where all it says goes.
-        environment: what it finds there beside what this process has.
+        name: the name of its console script.
+        arguments: its arguments.
+        home: Flower's folder (`FLWR_HOME`).
+        log: the file for its output.
+        environment: variables besides those of this process.
     """
 
     def __init__(
@@ -105,20 +103,21 @@ class Program:
         self.name, self.log = name, log
         home.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log.open("ab")
-        self._from = self._log.tell()
+        self._log_start = self._log.tell()
+        own = _FLOWER_ENVIRONMENT | {"FLWR_HOME": str(home.absolute())}
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _KEEPER, name, *arguments],
+            [sys.executable, "-P", "-c", _WRAPPER, name, *arguments],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=os.environ | _QUIET | {"FLWR_HOME": str(home.absolute())} | dict(environment or {}),
-            # Ctrl-C is for this process, which then ends its children in good order.
+            env=os.environ | own | dict(environment or {}),
+            # Ctrl-C goes to this process only, which then stops its children.
             start_new_session=True,
         )
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process identifier."""
         return self._child.pid
 
     @property
@@ -126,16 +125,16 @@ class Program:
         """Its exit status; None while it runs."""
         return self._child.poll()
 
-    def said(self) -> str:
-        """What it has said, as far as it is in its log."""
+    def output(self) -> str:
+        """Its output so far."""
         with self.log.open("rb") as file:
-            file.seek(self._from)
+            file.seek(self._log_start)
             return file.read().decode(errors="replace")
 
     def wait_for_port(self, port: int, seconds: float = 60.0) -> None:
-        """Until it listens there; an `OSError` with its last words if it does not.
+        """Wait until it listens there; if it does not, an `OSError` with the end of its output.
 
-        No error of a setting: this machine may be busy, or somebody else may have taken the port.
+        Not a `ConfigError`: the machine may be busy, or another program may have the port.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.ended is None:
@@ -144,18 +143,18 @@ class Program:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.1)
-        last = "\n".join(self.said().strip().splitlines()[-5:])
+        last = "\n".join(self.output().strip().splitlines()[-5:])
         raise OSError(f"{self.name} did not start (its log is {self.log}):\n{last}")
 
-    def end(self) -> None:
-        """Tell it to end, without waiting for that."""
+    def terminate(self) -> None:
+        """Send it SIGTERM, without waiting for its end."""
         if self.ended is None:
             self._child.send_signal(signal.SIGTERM)
 
     def stop(self, seconds: float = 15.0) -> None:
-        """End it in good order, or else at once."""
+        """Terminate it, or kill it if that takes too long."""
         if self.ended is None:
-            self.end()
+            self.terminate()
             try:
                 self._child.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -167,7 +166,7 @@ class Program:
 
 
 def new_secret(folder: Path) -> Path:
-    """A fresh secret in a file that nobody else can read."""
+    """A new secret in a file that only its owner can read."""
     path = folder / "secret"
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
