@@ -34,6 +34,7 @@ from federations import (
 )
 from perfed.core.trees import row, stack
 from perfed.evaluation.evaluator import SimulationEvaluator
+from perfed.federation.client.client_dir import STATE
 from perfed.runs import Config
 from perfed.runs.run_dir import read_run
 from perfed.simulation.round import broadcast, client_update, server_update
@@ -95,7 +96,7 @@ def went_out(run: Federation, name: str, reason: str) -> int:
 @contextmanager
 def full_disk(run: Federation, name: str) -> Iterator[None]:
     """What a client keeps goes to a disk that is full: a real ENOSPC."""
-    partial = run.home(name) / "kept.partial"
+    partial = run.home(name) / f"{STATE}.partial"
     member = psutil.Process(run.members[name].pid)
 
     def put() -> bool:
@@ -237,19 +238,19 @@ def test_clients_fail_in_many_ways_and_come_back(tmp_path: Path) -> None:
 
         # A straggler: its answer comes, but too late.
         run.members["client-1"].send_signal(signal.SIGSTOP)
-        late = went_out(run, "client-1", "no answer within 25 s")
-        before = run.log_of("client-1").count(f"turn {late}: done")
+        late = went_out(run, "client-1", "no reply within 25 s")
+        before = run.log_of("client-1").count(f"train {late}: done")
         run.members["client-1"].send_signal(signal.SIGCONT)
-        wait_for_lines(run, f"turn {late}: done", before + 1, "client-1")
+        wait_for_lines(run, f"train {late}: done", before + 1, "client-1")
         next_round(run, 2)
 
         # A crash in the middle of a round. It is started again at once, but Flower believes its key
         # to be in use for a minute.
         kill(run.members["client-0"])
         run.join("client-0")
-        went_out(run, "client-0", "no answer within 25 s")
+        went_out(run, "client-0", "no reply within 25 s")
 
-        # A full disk. Engine have too few answers now, until the crashed one is back.
+        # A full disk. Rounds have too few updates now, until the crashed one is back.
         with full_disk(run, "client-2"):
             run.wait_for("No space left on device", LONG, "client-2")
 
@@ -321,7 +322,7 @@ def test_a_server_that_ends_in_any_way_is_resumed(tmp_path: Path) -> None:
         kin = family(run.server)
         with full_disk(run, "client-2"):
             assert gone(run.server, kin) == 1
-        for tried in ("once", "no"):
+        for tried in ("retrying", "giving up"):
             assert f"2 of 3 updates are valid, 3 are needed; {tried}" in run.log
         last = run.log.splitlines()[-1]
         assert f"fewer than 3 valid updates after 2 attempts (client-2: {FULL})" in last
@@ -360,7 +361,7 @@ def test_a_server_that_ends_in_any_way_is_resumed(tmp_path: Path) -> None:
 
 def resumed(run: Federation) -> list[psutil.Process]:
     """Go on with a run, and wait until a client has had its turn; the server and its SuperLink."""
-    turn = f"turn {rounds_done(run)}: done"
+    turn = f"train {rounds_done(run)}: done"
     before = run.log_of("client-0").count(turn)
     run.serve(resume=True)
     wait_for_lines(run, turn, before + 1, "client-0")

@@ -137,8 +137,8 @@ def test_the_server_receives_changes_and_scores_and_nothing_else(tmp_path: Path)
             run.join(name, port=wire.port)
         run.finish()
     said = bytes(wire.kept)
-    assert b'"kind":"change"' in said  # it was not encrypted
-    assert "in plain" in (tmp_path / "server.log").read_text()
+    assert b'"kind":"train-reply"' in said  # it was not encrypted
+    assert "without encryption" in (tmp_path / "server.log").read_text()
     for name in NAMES:
         kept = (run.home(name) / STATE).read_bytes()
         tensors = kept.split(b"\n", 1)[1]
@@ -182,7 +182,7 @@ def test_bytes_on_the_wire_are_the_payload_and_a_stated_overhead(tmp_path: Path)
             run.finish(400)
         traffic = run.summary()["traffic"]
         payload = traffic["client_uplink_bytes"][0]
-        exchanges = 1 + rounds + 2  # a hello, turns, and two scorings
+        exchanges = 1 + rounds + 2  # joining, training, and two evaluations
         assert 5e3 < (wire.up - payload) / exchanges < 20e3, (name, wire.up, payload)
         scoring = 2 * 4_016_000  # the model itself
         overhead = (wire.down - traffic["client_downlink_bytes"][0] - scoring) / exchanges
@@ -207,7 +207,7 @@ def test_the_trial_does_what_production_does(tmp_path: Path) -> None:
     assert plan["names"] == list(NAMES)
     assert min(plan["wire"]) > 50_000
     assert plan["wire"][0] > json.loads((run / "summary.json").read_text())["uplink_bytes"]
-    home = run / "trial" / "homes" / NAMES[1] / plan["experiment"]
+    home = run / "trial" / "clients" / NAMES[1] / plan["experiment"]
     rows = run / "trial" / "data" / f"{NAMES[1]}.npz"
     said = subprocess.run(
         [*command, "predict", str(home), "--data", str(rows)],
