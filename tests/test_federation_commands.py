@@ -202,7 +202,7 @@ def test_a_trials_clients_end_with_it(tmp_path: Path) -> None:
     Trial.create(trial_config(None, 2, []), tmp_path)
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom perfed.federation.trial import Trial\n"
-        "with Trial(Path(sys.argv[1]), None, ('client-0', 'client-1'))._members(9) as members:\n"
+        "with Trial(Path(sys.argv[1]), None, ('client-0', 'client-1'))._clients(9) as members:\n"
         "    print(*(member.pid for member in members), flush=True)\n    time.sleep(100)\n"
     )
     command = [sys.executable, "-P", "-c", code, str(tmp_path)]

@@ -772,7 +772,7 @@ def test_what_flower_cannot_read_is_that_clients_fault(error: Exception) -> None
 
 def test_an_answer_that_does_not_come_in_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts are announced and never sent: Flower waits for them for up to two hours."""
-    monkeypatch.setattr(conversation, "_TURN", 0.1)
+    monkeypatch.setattr(conversation, "_PULL_TIME", 0.1)
     heard, over = threading.Event(), threading.Event()
 
     def announced(question: Message) -> list[Message]:

@@ -3,6 +3,7 @@
 `framing` writes them as bytes, and refuses what is not valid.
 """
 
+from abc import ABC
 from math import prod
 from typing import Annotated, Any, ClassVar, Final, Literal, final
 
@@ -73,7 +74,7 @@ class ClientInfo(Header):
     test_examples: Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class RoundRequest(Header):
+class RoundRequest(Header, ABC):
     """Server to client, in a round. The parts: the shared parameters, and the method's broadcast.
 
     `number` is the client's among all. `last_accepted` is the last round in which the server
