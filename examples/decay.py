@@ -62,7 +62,7 @@ def quadratics(alike: bool) -> tuple[Federation, Float[np.ndarray, " dimension"]
     ys = [x @ rng.normal(size=DIMENSION) + rng.normal(size=len(x)) for _ in range(CLIENTS)]
     parts = [(x, (ys[0] if alike else y).astype(np.float32)) for y in ys]
     centers = [(x.T @ y) / len(x) for _, y in parts]
-    return Federation.of(parts, parts), np.mean(centers, axis=0)
+    return Federation.from_arrays(parts, parts), np.mean(centers, axis=0)
 
 
 def fedpaq_curves() -> Curves:

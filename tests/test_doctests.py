@@ -15,7 +15,8 @@ OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 def examples() -> dict[str, doctest.DocTest]:
     """Those of every public name, its methods included, by where they stand."""
-    finder, found = doctest.DocTestFinder(exclude_empty=True), {}
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found: dict[str, doctest.DocTest] = {}
     for name in perfed.__all__:
         value: Any = getattr(perfed, name)
         if inspect.isclass(value) or inspect.isfunction(value):
@@ -27,7 +28,9 @@ EXAMPLES = examples()
 
 
 def test_the_main_names_have_examples() -> None:
-    assert {"simulate", "load", "Config", "Pipeline", "Codec", "fedpaq", "register"} <= set(EXAMPLES)
+    assert {"simulate", "load", "Config", "Pipeline", "Codec", "fedpaq", "register"} <= set(
+        EXAMPLES
+    )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

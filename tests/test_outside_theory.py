@@ -47,7 +47,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(method: Method) -> Vectorized:
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in (9, 14)]
-    data = Federation.of(parts, parts, classes=3)
+    data = Federation.from_arrays(parts, parts, classes=3)
     return Vectorized(Experiment(data, Task(MLP(4, 3, (5,))), method, 2))
 
 

@@ -29,7 +29,7 @@ class Pipeline:
         ('clip', 'encode')
         >>> perfed.Pipeline((perfed.Encode(), perfed.Clip()))
         Traceback (most recent call last):
-        perfed.core.errors.FieldError: pipeline = ('encode', 'clip'): clip must come before encode, with at most one stage of a kind
+        perfed.core.errors.FieldError: pipeline = ('encode', 'clip'): clip must come before ...
 
     Attributes:
         stages: the stages, in the order of their places.
