@@ -374,7 +374,7 @@ def test_the_mean_computation_is_what_the_ratio_says() -> None:
     ids=str,
 )
 def test_gradients_of_a_turn(method: Method, gradients: int) -> None:
-    assert method.gradients(100) == gradients
+    assert method.gradient_count(100) == gradients
 
 
 def test_fedpaq_wins_at_equal_simulated_time() -> None:

@@ -139,12 +139,13 @@ class Method(ABC):
         """The client's own model: by default the one that it has received."""
         return received.params
 
-    def gradients(self, size: int) -> int:
+    def gradient_count(self, size: int) -> int:
         """How many gradients of one example a local update takes, for a client of so many."""
-        return int(getattr(self, self.local_steps, 1)) * examples(getattr(self, "batch", 1), size)
+        steps = int(getattr(self, self.local_steps, 1))
+        return steps * batch_examples(getattr(self, "batch", 1), size)
 
 
-def examples(batch: BatchSize, size: int) -> int:
+def batch_examples(batch: BatchSize, size: int) -> int:
     """How many examples a batch has, for a client of so many."""
     return size if isinstance(batch, str) else batch
 

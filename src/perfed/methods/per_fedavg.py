@@ -19,7 +19,7 @@ from perfed.methods.base import (
     Received,
     RoundContext,
     ServerState,
-    examples,
+    batch_examples,
     method,
 )
 from perfed.methods.schedules import Constant, Schedule
@@ -143,13 +143,13 @@ class PerFedAvg(Method):
             objective, received.params, self.alpha, self.adapt_steps, self.adapt_batch, context.key
         )
 
-    def gradients(self, size: int) -> int:
+    def gradient_count(self, size: int) -> int:
         """Tau (D + D' + 2 D''): a Hessian-vector product counts as two gradients, as in `hf`."""
         outer, hessian = self.batch_outer or self.batch, self.batch_hessian or self.batch
-        inner = examples(self.batch, size)
+        inner = batch_examples(self.batch, size)
         if self.variant != "fo":
-            inner += 2 * examples(hessian, size)
-        return self.tau * (self.adapt_steps * inner + examples(outer, size))
+            inner += 2 * batch_examples(hessian, size)
+        return self.tau * (self.adapt_steps * inner + batch_examples(outer, size))
 
     def _hessian(self, objective: Objective, w: Params, v: Params, batch: Batch) -> Params:
         """H(w) v, exactly or as (grad f(w + delta v) - grad f(w - delta v)) / (2 delta)."""

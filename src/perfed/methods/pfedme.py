@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from perfed.core.objective import Batch, BatchSize, Objective
-from perfed.core.trees import Params, sgd_step, squared_norm, tree_sub
+from perfed.core.trees import Params, sgd_step, squared_norm, tree_add, tree_scale, tree_sub
 from perfed.methods.base import (
     ClientState,
     Extra,
@@ -22,7 +22,7 @@ from perfed.methods.base import (
     Received,
     RoundContext,
     ServerState,
-    examples,
+    batch_examples,
     method,
 )
 from perfed.methods.settings import Rate
@@ -105,7 +105,7 @@ class PFedMe(Method):
         context: RoundContext,
     ) -> tuple[Params, ServerState]:
         """Line 10: (1 - beta) w + beta mean(w_i)."""
-        return sgd_step(params, -self.beta, mean_delta), server_state
+        return tree_add(params, tree_scale(self.beta, mean_delta)), server_state
 
     def personalize(
         self,
@@ -117,9 +117,9 @@ class PFedMe(Method):
         """The theta_i at the end of the R local rounds started from w."""
         return self.local_update(objective, received, client_state, context).client_state
 
-    def gradients(self, size: int) -> int:
+    def gradient_count(self, size: int) -> int:
         """R K times the batch; with `nu`, at most."""
-        return self.local_rounds * self.inner_steps * examples(self.batch, size)
+        return self.local_rounds * self.inner_steps * batch_examples(self.batch, size)
 
     def prox(self, objective: Objective, w_i: Params, start: Params, d: Batch) -> Params:
         """Line 7: approximately minimize h(theta) = f_i(theta; D) + (lam/2) |theta - w_i|^2."""

@@ -122,7 +122,7 @@ def within_seconds(
     for levels, tau in product(_LEVELS, _PERIODS):
         length = message_bytes(levels, examples)
         method = replace(experiment.method, **{name: tau})  # type: ignore[type-var]
-        gradients = np.array([method.gradients(int(size)) for size in train])
+        gradients = np.array([method.gradient_count(int(size)) for size in train])
         traffic = Traffic(cohorts, np.full((_TIMED, r), length), np.full(_TIMED, down))
         seconds = float(network.seconds(traffic, gradients, config.seed, 0).mean())
         rounds = int(budget // seconds)

@@ -74,5 +74,5 @@ def round_seconds(
     """How long each round would have taken over a network."""
     sizes = np.asarray(experiment.federation.train.size)
     different, which = np.unique(sizes, return_inverse=True)
-    gradients = np.array([experiment.method.gradients(int(size)) for size in different])[which]
+    gradients = np.array([experiment.method.gradient_count(int(size)) for size in different])[which]
     return network.seconds(traffic, gradients, experiment.seed, first_round=0)
