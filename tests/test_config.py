@@ -188,8 +188,8 @@ def test_every_fault_is_listed_at_once(write: Any) -> None:
     [
         ("rounds = = 3", "is not valid TOML: Invalid value"),
         ("rounds = 3", "data: is missing"),
-        (SMALL.replace('name = "fedavg"', ""), "method: must say its name"),
-        (SMALL.replace('source = "digits"', ""), "data: must say its source"),
+        (SMALL.replace('name = "fedavg"', ""), "method: name is missing"),
+        (SMALL.replace('source = "digits"', ""), "data: source is missing"),
         (PFEDME.replace('"mlr"', '"cnn"'), "model.name = 'cnn': needs images, but an input"),
     ],
 )
