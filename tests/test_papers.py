@@ -2,20 +2,28 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from perfed import Config, ConfigError
+import problems
+from perfed import Config, ConfigError, Experiment, FedAvg, Federation, Sequential
 from perfed.core.errors import FieldError
+from perfed.core.random import Purpose
+from perfed.evaluation import SimulationEvaluator
 from perfed.papers import Reproduction, Results, check_folder, names, reproduce
 from perfed.papers.reproduction import Printed
 from perfed.papers.results import Judged
+from perfed.papers.two_step import TwoStepPerFedAvg
 from perfed.report import reproduced
 from real_data import REAL, needs_real_data
 from test_cli import perfed
@@ -91,11 +99,15 @@ def test_the_printed_numbers() -> None:
             (79.85, 0.02), (70.94, 0.03), (50.44, 0.15), (43.73, 0.11), (46.32, 0.12), (71.25, 0.05)
         ],
     }  # fmt: skip
-    assert printed(Reproduction.read("pfedme-table1")) == {
+    settings = [0, 0, 1, 1, 2, 3]  # MNIST is there with rows as published and with disjoint ones
+    of_table = {
         "FedAvg": [(93.96, 0.02), (98.79, 0.03), (77.62, 0.11), (83.64, 0.22)],
-        "Per-FedAvg": [(94.37, 0.04), (98.90, 0.02), (81.49, 0.09), (85.01, 0.10)],
+        "Per-FedAvg (two steps)": [(94.37, 0.04), (98.90, 0.02), (81.49, 0.09), (85.01, 0.10)],
         "pFedMe GM": [(94.18, 0.06), (99.16, 0.03), (78.65, 0.25), (84.17, 0.35)],
         "pFedMe PM": [(95.62, 0.04), (99.46, 0.01), (83.20, 0.06), (86.36, 0.15)],
+    }
+    assert printed(Reproduction.read("pfedme-table1")) == {
+        name: [column[i] for i in settings] for name, column in of_table.items()
     }
     gaps = {
         "pfedme-figure3": {"MLR": (1.1, 1.3, 1.5), "DNN": (0.9, 0.9, 1.3)},
@@ -123,18 +135,25 @@ def test_the_printed_settings_of_the_tables() -> None:
         *[None] * 5, True,
     ]  # fmt: skip
     second = Reproduction.read("pfedme-table1")
+    meta = [(0.03, 0.003), (0.02, 0.001), (0.02, 0.002), (0.01, 0.001)]
     rates = {
         "FedAvg": [(0.02,), (0.02,), (0.02,), (0.03,)],
-        "Per-FedAvg": [(0.03, 0.003), (0.02, 0.001), (0.02, 0.002), (0.01, 0.001)],
+        "Per-FedAvg (two steps)": meta,
+        "Per-FedAvg (HF)": meta,
         "pFedMe": [(15, 0.01, 2), (30, 0.01, 2), (20, 0.01, 2), (30, 0.01, 2)],
     }
-    keys = {"FedAvg": ["lr"], "Per-FedAvg": ["alpha", "beta"], "pFedMe": ["lam", "eta", "beta"]}
+    keys = {"FedAvg": ["lr"], "pFedMe": ["lam", "eta", "beta"]}
     for name, expected in rates.items():
         runs = [row.runs[name] for row in second.rows]
-        assert [tuple(run["method"][k] for k in keys[name]) for run in runs] == expected
-        assert [run["rounds"] for run in runs] == [800, 800, 600, 600]
-        assert [run["cohort"] for run in runs] == [5, 5, 10, 10]
+        found = [tuple(run["method"][k] for k in keys.get(name, ["alpha", "beta"])) for run in runs]
+        assert found == [expected[i] for i in (0, 0, 1, 1, 2, 3)]
+        assert [run["rounds"] for run in runs] == [800] * 4 + [600] * 2
+        assert [run["cohort"] for run in runs] == [5] * 4 + [10] * 2
         assert {run["method"]["batch"] for run in runs} == {20}
+        published = [run["data"].get("overlap") == "as-published" for run in runs]
+        assert published == [True, False, True, False, False, False]
+        on_test = {run.get("adapt_on", "train") for run in runs}
+        assert on_test == {"test-then-train" if "two steps" in name else "train"}
 
 
 def test_the_printed_settings_of_fedpaq() -> None:
@@ -163,6 +182,75 @@ def test_the_printed_settings_of_fedpaq() -> None:
     assert {(s, tau) for s, _, tau in found[5]} == {(1, 2)}
     assert found[6] == periods
     assert found[7] == [(1, 20, 10), (None, 20, 10), (1, 50, 1)]
+
+
+def two_step_experiment(data: Federation) -> Experiment:
+    method = TwoStepPerFedAvg(alpha=0.07, beta=0.03, tau=3, batch=4)
+    return problems.experiment(method, data, cohort=2, seed=5, weighting="size")
+
+
+def sgd(rows: Any, w: np.ndarray, rate: float, position: Any) -> np.ndarray:
+    """A step on half the mean squared error of some rows, in NumPy."""
+    x, y = (part[np.asarray(position)].astype(np.float64) for part in rows)
+    return np.asarray(w - rate * x.T @ (x @ w - y) / len(y))
+
+
+def test_two_step_rounds_by_numpy() -> None:
+    """Alpha, then beta from where that led, tau times; then the mean by size."""
+    data = problems.federation()
+    experiment = two_step_experiment(data)
+    engine = Sequential(experiment)
+    state = engine.init()
+    w = np.asarray(state.params, np.float64)
+    for k in range(3):
+        models, sizes = [], []
+        for i in np.asarray(experiment.sample_cohort(k)).tolist():
+            objective, rows = problems.objective(data, i), data.train.client(i)
+            keys = jax.random.split(experiment.client_key(Purpose.LOCAL, k, i))
+            first, second = (objective.batches(key, 3, 4).position for key in keys)
+            own = w
+            for t in range(3):
+                own = sgd(rows, own, 0.07, first[t])
+                own = sgd(rows, own, 0.03, second[t])
+            models.append(own)
+            sizes.append(len(rows[1]))
+        w = np.average(models, axis=0, weights=sizes)
+    np.testing.assert_allclose(engine.advance(state, 3).params, w, atol=1e-5)
+    assert experiment.method.gradients(9) == 2 * 3 * 4
+
+
+def test_test_then_train_by_numpy() -> None:
+    """From the global w: alpha on a batch of test rows, then beta on one of training rows."""
+    data = problems.federation()
+    experiment = two_step_experiment(data)
+    engine = Sequential(experiment)
+    state = engine.advance(engine.init(), 2)
+    models = SimulationEvaluator(engine, "test-then-train").personal_models(state)
+    for i in range(data.clients):
+        keys = jax.random.split(experiment.client_key(Purpose.PERSONALIZE, 2, i))
+        w = np.asarray(state.params, np.float64)
+        for rows, rate, key in ((data.test, 0.07, keys[0]), (data.train, 0.03, keys[1])):
+            objective = problems.objective(replace(data, train=rows), i)
+            w = sgd(rows.client(i), w, rate, objective.batches(key, 1, 4).position[0])
+        np.testing.assert_allclose(models[i], w, atol=1e-5)
+    with pytest.raises(FieldError, match="is for the method two-step-per-fedavg, not for fedavg"):
+        SimulationEvaluator(
+            Sequential(problems.experiment(FedAvg(), data)), "test-then-train"
+        ).personal_models(state)
+
+
+def test_the_two_step_method_is_not_one_of_the_package() -> None:
+    """It is known once a paper's file asks for it."""
+    code = (
+        "from perfed.methods import method_names\n"
+        "import perfed.papers as papers\n"
+        "papers.Reproduction.read('per-fedavg-table1')\n"
+        "print('two-step-per-fedavg' in method_names(), end=' ')\n"
+        "papers.Reproduction.read('pfedme-table1')\n"
+        "print('two-step-per-fedavg' in method_names())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 TABLE: dict[str, Any] = {

@@ -8,6 +8,7 @@ and `[[method]]`s (of every row, or a row's own), each with settings on top of i
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -152,6 +153,8 @@ class Reproduction:
     @classmethod
     def of(cls, name: str, values: dict[str, Any], quick: bool) -> Self:
         """What a file says."""
+        for module in values.get("modules", []):  # methods that only this file has
+            import_module(f"perfed.papers.{module}")
         small = values.get("quick", {}) if quick else {}
         wanted = small.get("rows")
         rows = [
