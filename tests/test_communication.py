@@ -508,3 +508,6 @@ def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) 
     assert timed["downlink_bytes"] > 1.9 * timed["uplink_bytes"]  # float32 down, float16 up
     with pytest.raises(DataError, match="has no simulated_seconds"):
         curve_picture({"b": untimed}, tmp_path / "no.png", "simulated_seconds")
+    alone = summarize(simulate(data, MLR(12, 4), Local(), rounds=1, cohort=2))
+    with pytest.raises(DataError, match="c has no global model"):
+        curve_picture({"c": alone}, tmp_path / "no.png", kind="global")

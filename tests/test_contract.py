@@ -7,17 +7,21 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from federations import NAMES, distance, federation, simulated
 from outside.fedadam import FedAdam
 from outside.fedrep import FedRep
 from outside.scaffold import Scaffold
 from perfed import MLP, Config, Experiment, Pipeline, Sequential, Task, Vectorized, load
+from perfed.cli.app import app
 from perfed.core.random import Purpose
 from perfed.core.trees import tree_sub
 from perfed.evaluation.evaluator import SimulationEvaluator
 from perfed.methods.registry import find_method, method_names
 from perfed.pipeline.codecs import CODECS, Codec, LowPrecision, RandomK, TopK
+from perfed.runs.files import read_json
+from perfed.runs.run_dir import read_run
 from test_engines import assert_close
 
 METHODS = [
@@ -149,6 +153,58 @@ def test_entry_points_are_found_by_name() -> None:
         }
     )
     assert config.build().experiment.method.server_optimizer.b2 == 0.99  # type: ignore[attr-defined]
+
+
+PERSONAL = """
+rounds = 2
+cohort = 3
+eval_every = 1
+[data]
+source = "digits"
+clients = 4
+[model]
+name = "mlp"
+hidden = [4]
+[method]
+name = "fedrep"
+tau = 1
+head_steps = 1
+head = "1"
+"""
+
+
+@pytest.mark.usefixtures("installed")
+def test_runs_without_a_global_model_are_summarized_reported_and_swept(tmp_path: Path) -> None:
+    config = tmp_path / "fedrep.toml"
+    config.write_text(PERSONAL)
+    local = ["--set", "method={name='local', lr=0.05}"]
+    runs = [tmp_path / "fedrep", tmp_path / "local"]
+    for out, settings in zip(runs, ([], local), strict=True):
+        done = invoke("run", config, "--out", out, *settings)
+        assert "personalized" in done
+        assert " global " not in done
+        summary = read_json(out / "summary.json")
+        assert "global" not in summary
+        assert all("global" not in point for point in summary["history"])
+        assert len(summary["personalized"]["accuracy"]["clients"]) == 4
+        assert list(read_run(out).scores) == ["personalized"]
+    page = tmp_path / "report.html"
+    invoke("report", *runs, "--out", page, "--figures", tmp_path / "figures")
+    text = page.read_text(encoding="utf-8")
+    assert "fedrep" in text
+    assert 'id="gain"' not in text
+    assert (tmp_path / "figures" / "clients.png").exists()
+    assert not (tmp_path / "figures" / "gain.png").exists()
+    out = tmp_path / "sweep"
+    swept = invoke("sweep", config, "--grid", "method.lr=0.01,0.1", "--seeds", 1, "--out", out)
+    assert "held-out" in swept
+    assert "failed" not in swept
+
+
+def invoke(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(part) for part in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def test_the_printed_settings_of_the_tables() -> None:
     ]  # fmt: skip
     second = Reproduction.read("pfedme-table1")
     meta = [(0.03, 0.003), (0.02, 0.001), (0.02, 0.002), (0.01, 0.001)]
-    rates = {
+    rates: dict[str, Sequence[tuple[float, ...]]] = {
         "FedAvg": [(0.02,), (0.02,), (0.02,), (0.03,)],
         "Per-FedAvg (two steps)": meta,
         "Per-FedAvg (HF)": meta,
@@ -207,7 +207,7 @@ def test_two_step_rounds_by_numpy() -> None:
         for i in np.asarray(experiment.sample_cohort(k)).tolist():
             objective, rows = problems.objective(data, i), data.train.client(i)
             keys = jax.random.split(experiment.client_key(Purpose.LOCAL, k, i))
-            first, second = (objective.batches(key, 3, 4).position for key in keys)
+            first, second = (np.asarray(objective.batches(key, 3, 4).position) for key in keys)
             own = w
             for t in range(3):
                 own = sgd(rows, own, 0.07, first[t])
@@ -231,7 +231,8 @@ def test_test_then_train_by_numpy() -> None:
         w = np.asarray(state.params, np.float64)
         for rows, rate, key in ((data.test, 0.07, keys[0]), (data.train, 0.03, keys[1])):
             objective = problems.objective(replace(data, train=rows), i)
-            w = sgd(rows.client(i), w, rate, objective.batches(key, 1, 4).position[0])
+            (chosen,) = np.asarray(objective.batches(key, 1, 4).position)
+            w = sgd(rows.client(i), w, rate, chosen)
         np.testing.assert_allclose(models[i], w, atol=1e-5)
     with pytest.raises(FieldError, match="is for the method two-step-per-fedavg, not for fedavg"):
         SimulationEvaluator(
@@ -677,6 +678,10 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         made(TABLE | {"method": alike, "column": []}).entries(1, tmp_path)
     with pytest.raises(ConfigError, match="one: two methods are named A"):
         made(TABLE | {"method": [TABLE["method"][0]] * 2})
+    alone = [{"name": "Alone", "settings": ["method.name=local"]}]
+    column = [{"name": "G", "method": "Alone", "kind": "global"}]
+    with pytest.raises(ConfigError, match='column G: kind = "global", but Alone has no global'):
+        made(TABLE | {"method": alone, "column": column})
 
 
 def test_finished_runs_of_other_settings_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from perfed.cli.app import app
 from perfed.core.errors import DataError, FieldError
 from perfed.evaluation import Summary
 from perfed.report.groups import KINDS, count_line, grouped, over_clients
-from perfed.report.headline import caption, headline
+from perfed.report.headline import NOTHING, HeadlineCell, caption, headline
 from perfed.report.page import report_page
 from perfed.report.paper import latex_table, markdown_table, write_figures
 from perfed.runs.run_dir import RecordedRun, read_run
@@ -41,6 +41,7 @@ def recorded(
     names: Sequence[str] | None = None,
     labels: Sequence[str] = tuple("0123456789"),
     adapt_on: str = "train",
+    has_global: bool = True,
     **settings: Any,
 ) -> RecordedRun:
     """A run that looks like one: scores rise, most clients gain by personalizing."""
@@ -59,6 +60,8 @@ def recorded(
             scores[kind] = {"r2": good, "rmse": 3 * np.sqrt(1 - good), "loss": 1 - good}
         else:
             scores[kind] = {"accuracy": good, "loss": -np.log(good + 0.05)}
+    if not has_global:
+        del scores["global"]
     costs = {
         "uplink_bytes": rounds * 412_345.0,
         "downlink_bytes": rounds * 500_000.0,
@@ -151,7 +154,7 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
         grouped([])
     with pytest.raises(DataError, match="same seed, 0: give one of them"):
         grouped([recorded(), recorded()])
-    with pytest.raises(DataError, match="report them apart"):
+    with pytest.raises(DataError, match="report them separately"):
         grouped([recorded(), recorded("fedavg", regression=True)])
     with pytest.raises(DataError, match="other clients"):
         grouped([recorded(), recorded(seed=1, names=[f"other {i}" for i in range(12)])])
@@ -258,6 +261,13 @@ def test_captions_say_what_was_scored_and_adapted_on() -> None:
     assert "of pfedme: the very data it is scored on (adapt_on = test)" in caption(grouped(mixed))
     assert "Adapted on the data that are scored" in body(report_page(mixed, "x"))
     assert "Adapted on the data" not in body(report_page(methods(), "x"))
+    other = [recorded("fedavg"), recorded("two-step-per-fedavg", adapt_on="test-then-train")]
+    text = caption(grouped(other))
+    assert (
+        "of two-step-per-fedavg: not its training data alone (adapt_on = test-then-train)" in text
+    )
+    assert "Not adapted on training data alone" in body(report_page(other, "x"))
+    assert "(adapt_on = train)" not in caption(grouped(other[1:]))
 
 
 def test_gains_are_counted() -> None:
@@ -267,29 +277,74 @@ def test_gains_are_counted() -> None:
     for kind, last in (("global", score), ("personalized", own)):
         run.scores[kind]["accuracy"][-1] = last
     gain = grouped([run])[0].gain()
+    assert gain is not None
     assert (gain.better, gain.worse, gain.much_worse, gain.defined) == (2, 2, 1, 5)
     assert count_line(gain, "accuracy") == "2 of 5 clients gain; 2 lose, 1 more than 1 point"
     run.scores["global"]["accuracy"][-1, 0] = np.nan
-    assert count_line(grouped([run])[0].gain(), "accuracy").endswith(
-        "of 1 the score is not defined"
-    )
+    gain = grouped([run])[0].gain()
+    assert gain is not None
+    assert count_line(gain, "accuracy").endswith("of 1 the score is not defined")
 
 
-def test_a_method_without_a_global_model_stands_beside_others() -> None:
-    alone, other = recorded("local"), recorded("pfedme")
-    del alone.scores["global"]
-    for runs in ([alone], [alone, other]):
-        page = report_page(runs, "Local")
-        group = grouped(runs)[0]
-        assert np.isnan(group.last("global", "accuracy", "mean").mean)
-        assert np.isnan(group.clients("global", "accuracy")).all()
-        assert group.gain().defined == 0
-        assert "no client has this score for both models" in body(page)
-        assert "nan" not in body(page).split("<main")[1].split('id="chart-data"')[0].lower()
-        assert data_of(page)["groups"][0]["boxes"]["accuracy"]["global"] is None
-    first = data_of(report_page([alone, other], "x"))["groups"][1]
-    assert first["boxes"]["accuracy"]["global"] is not None
-    assert "with personalized models." in body(report_page([alone], "x"))
+def personal_and_global() -> list[RecordedRun]:
+    """Two methods of two seeds; the first has no global model, as FedRep."""
+    return [
+        recorded(name, seed, level=level, has_global=has_global)
+        for name, level, has_global in (("fedrep", 0.8, False), ("fedavg", 0.6, True))
+        for seed in (0, 1)
+    ]
+
+
+def test_a_method_without_a_global_model_beside_one_that_has_it(tmp_path: Path) -> None:
+    runs = personal_and_global()
+    groups = grouped(runs)
+    assert [group.kinds for group in groups] == [("personalized",), ("global", "personalized")]
+    table = headline(groups)
+    is_global = [column.over == "Global model" for column in table.columns]
+    assert is_global.count(True) == 4
+    for cell, common in zip(table.rows[0], is_global, strict=True):
+        assert cell == HeadlineCell(NOTHING) if common else cell.mean != NOTHING
+    assert all(cell.mean != NOTHING for cell in table.rows[1])
+    assert " No global model: fedrep." in caption(groups)
+    assert groups[0].gain() is None
+
+    page = body(report_page(runs, "Both"))
+    assert "fedrep, mean accuracy" in page
+    assert "with the global one" not in page
+    assert "No global model to compare with: fedrep." in page
+    gains = re.search(r'<select id="gain-group"[^>]*>(.*?)</select>', page)
+    assert gains is not None
+    assert re.findall(r'value="(\d)"', gains[1]) == ["1"]
+    data = data_of(page)
+    first, second = data["groups"]
+    assert list(first["curves"]["accuracy"]) == list(first["boxes"]["loss"]) == ["personalized"]
+    assert list(second["curves"]["accuracy"]) == ["global", "personalized"]
+    assert first["gain"] is None
+    assert "nan" not in page.split("<main")[1].split('id="chart-data"')[0].lower()
+    assert len(second["gain"]["names"]) == 12
+    row = markdown_table(runs).splitlines()[2]
+    assert row.startswith(f"| fedrep | 2 | {4 * f'{NOTHING} | '}**")
+    assert r"fedrep & 2 & -- & -- & -- & -- & \textbf{" in latex_table(runs)
+    names = {path.name for path in write_figures(runs, tmp_path, ["png"])}
+    assert {"gain.png", "clients.png", "curve-accuracy-round.png"} <= names
+
+
+def test_methods_without_a_global_model_alone(tmp_path: Path) -> None:
+    runs = personal_and_global()[:2]
+    groups = grouped(runs)
+    columns = headline(groups).columns
+    assert {column.over for column in columns} == {"Personalized model", ""}
+    assert "lobal" not in caption(groups)
+    text = body(report_page(runs, "Personal"))
+    assert "with personalized models." in text
+    page = text.split("<main")[1].split('id="chart-data"')[0]
+    assert "lobal" not in page
+    assert "nan" not in page.lower()
+    assert 'id="gain"' not in page
+    assert "lobal" not in markdown_table(runs) + latex_table(runs)
+    names = {path.name for path in write_figures(runs, tmp_path, ["png"])}
+    assert {"clients.png", "curve-loss-round-column.png"} <= names
+    assert not any(name.startswith("gain") for name in names)
 
 
 def test_a_regression_has_no_labels_and_may_have_undefined_scores() -> None:
@@ -387,6 +442,10 @@ def test_the_page_is_in_order_for_those_who_do_not_see_it() -> None:
         assert page.count(landmark) == 1
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+    named = re.findall(r'<section id="([^"]+)" aria-labelledby="([^"]+)"', page)
+    assert len(named) == page.count("<section") == 8
+    assert all(f'<h2 id="{name}"' in page for _, name in named)
+    assert '<html lang="en-US">' in page
 
 
 def test_the_settings_mark_what_differs() -> None:
@@ -568,7 +627,7 @@ def test_selects_change_the_charts(opened: Opened, usual: str) -> None:
         ("uplink_bytes", "Sent by clients (MB)"),
         ("simulated_seconds", "Simulated time (h)"),
         ("seconds", "Real time (s)"),
-        ("round", "Engine"),
+        ("round", "Rounds"),
     ):
         page.select_option("#curve-axis", key)
         assert page.locator("#curves .xtitle").text_content() == title
@@ -726,6 +785,24 @@ def test_what_names_say_is_shown_and_not_done(opened: Opened, many: bool) -> Non
     hover = page.locator("#gain .hoverlayer .hovertext").text_content() or ""
     assert any(name in hover for name in names)
     assert "points" in hover
+
+
+@in_browser
+@pytest.mark.parametrize("alone", [False, True])
+def test_methods_without_a_global_model_are_drawn(opened: Opened, alone: bool) -> None:
+    runs = personal_and_global()
+    page = opened(report_page(runs[:2] if alone else runs, "Personal"))
+    drawn = [chart for chart in CHARTS if page.locator(f"#{chart}").count()]
+    assert drawn == [chart for chart in CHARTS if not (alone and chart == "gain")]
+    assert all(traces(page, chart) for chart in drawn)
+    page.select_option("#curve-kind", "personalized" if alone else "global")
+    assert traces(page, "curves") == 2  # a curve of one method, and its interval
+    if not alone:
+        page.select_option("#curve-kind", "both")
+        assert traces(page, "curves") == 6
+        label = page.locator("#gain").get_attribute("aria-label") or ""
+        assert "client by client, of fedavg. " in label
+        assert label.endswith(".")
 
 
 @in_browser

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Self, final, get_args
 
 from perfed.core.errors import ConfigError, require_choice
 from perfed.evaluation import ModelKind
+from perfed.methods.registry import find_method
 from perfed.runs.batch import Entry
 from perfed.runs.config import Config, overridden
 
@@ -280,6 +281,13 @@ def _row(row: dict[str, Any], values: dict[str, Any], quick: Sequence[str]) -> R
         kind = column.get("kind", values.get("kind", "personalized"))
         if column["method"] not in runs:
             raise ConfigError(f"column {column['name']}: there is no method {column['method']}")
+        used = runs[column["method"]]
+        personal = used.get("personal") or not find_method(used["method"]["name"]).has_global_model
+        if kind == "global" and personal:
+            raise ConfigError(
+                f'column {column["name"]}: kind = "global", but {column["method"]} has no global '
+                "model"
+            )
         shown.append(Column(column["name"], column["method"], kind, printed))
     return Row(row["name"], runs, tuple(shown))
 

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfed.report.groups import (
-    KINDS,
     Group,
     axes,
     score_name,
@@ -42,8 +41,10 @@ def chart_data(groups: Sequence[Group]) -> dict[str, Any]:
                 "name": clipped(group.label),
                 "seeds": group.seeds,
                 "x": {key: _axis(group, key, scale) for key, (_, scale) in known.items()},
-                "curves": {s: {kind: _curves(group, kind, s) for kind in KINDS} for s in scores},
-                "boxes": {s: {kind: _box(group, kind, s) for kind in KINDS} for s in scores},
+                "curves": {
+                    s: {kind: _curves(group, kind, s) for kind in group.kinds} for s in scores
+                },
+                "boxes": {s: {kind: _box(group, kind, s) for kind in group.kinds} for s in scores},
                 "gain": _gain(group),
                 "timing": {part: _short(v) for part, v in group.timing().items()},
             }
@@ -131,9 +132,12 @@ def _box(group: Group, kind: str, score: str) -> dict[str, Any] | None:
     }
 
 
-def _gain(group: Group) -> dict[str, Any]:
+def _gain(group: Group) -> dict[str, Any] | None:
     """Clients' gains, the largest first: their ranks, values and names."""
-    gain = group.gain().clients * score_scale(group.scores[0])
+    found = group.gain()
+    if found is None:
+        return None
+    gain = found.clients * score_scale(group.scores[0])
     order = _ordered(gain)[::-1]
     kept = evenly(len(order), BARS) if len(order) else order
     return {

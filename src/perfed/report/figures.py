@@ -134,6 +134,8 @@ def curve_picture(
         history = summary["history"]
         if any(point[against] is None for point in history):
             raise DataError(f"{name} has no {against}; give its run a [network]")
+        if kind not in history[-1]:
+            raise DataError(f"{name} has no {kind} model")
         axes.plot(
             [point[against] for point in history],
             [point[kind][score]["mean"] for point in history],

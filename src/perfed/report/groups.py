@@ -25,7 +25,7 @@ SCORE_NAMES = {
 
 # What a curve can be drawn against, in this order; only "round" and those recorded are offered.
 AXIS_NAMES = {
-    "round": "Engine",
+    "round": "Rounds",
     "uplink_bytes": "Sent by clients",
     "simulated_seconds": "Simulated time",
     "seconds": "Real time",
@@ -86,9 +86,19 @@ class Group:
         return len(self.runs)
 
     @property
+    def kinds(self) -> tuple[ModelKind, ...]:
+        """The models that were scored; no `global` where the method has no global model."""
+        return tuple(kind for kind in KINDS if kind in self.first.scores)
+
+    @property
     def scores(self) -> tuple[str, ...]:
         """The scores' names; the first is the headline."""
         return tuple(self.first.scores["personalized"])
+
+    @property
+    def adapt_on(self) -> str:
+        """The data that personal models are made from."""
+        return str(self.first.config.get("adapt_on", "train"))
 
     @property
     def rounds(self) -> Int[np.ndarray, " evaluations"]:
@@ -104,7 +114,7 @@ class Group:
     def curve(self, kind: str, score: str, statistic: str) -> Spread:
         """A statistic over clients at every common round, over seeds."""
         values = [
-            over_clients(_scores(run, kind, score)[self._at(run)], run.sizes, score)[statistic]
+            over_clients(run.scores[kind][score][self._at(run)], run.sizes, score)[statistic]
             for run in self.runs
         ]
         return over_seeds(np.stack(values))
@@ -112,7 +122,7 @@ class Group:
     def last(self, kind: str, score: str, statistic: str) -> Spread:
         """A statistic over clients after the last round, over seeds."""
         values = [
-            over_clients(_scores(run, kind, score)[-1:], run.sizes, score)[statistic][0]
+            over_clients(run.scores[kind][score][-1:], run.sizes, score)[statistic][0]
             for run in self.runs
         ]
         return over_seeds(np.stack(values))
@@ -133,10 +143,12 @@ class Group:
 
     def clients(self, kind: str, score: str) -> Float[np.ndarray, " clients"]:
         """Every client's score after the last round, a mean over seeds."""
-        return over_seeds(np.stack([_scores(run, kind, score)[-1] for run in self.runs])).mean
+        return over_seeds(np.stack([run.scores[kind][score][-1] for run in self.runs])).mean
 
-    def gain(self) -> Gain:
-        """What personalizing brings every client in the headline score."""
+    def gain(self) -> Gain | None:
+        """What personalizing brings every client in the headline score; None: no global model."""
+        if "global" not in self.kinds:
+            return None
         score = self.scores[0]
         sign = -1.0 if score in ERRORS else 1.0
         gain = sign * (self.clients("personalized", score) - self.clients("global", score))
@@ -176,21 +188,19 @@ def grouped(runs: Sequence[RecordedRun]) -> tuple[Group, ...]:
         _check(members)
     first = runs[0]
     for run in runs:
-        names, others = (list(r.scores["personalized"]) for r in (run, first))
-        if names != others:
+        names = [list(one.scores["personalized"]) for one in (first, run)]
+        if names[0] != names[1]:
             raise DataError(
-                f"{first.path} is scored by {', '.join(others)}, {run.path} by "
-                f"{', '.join(names)}: report them apart"
+                f"{first.path} is scored by {', '.join(names[0])}, {run.path} by "
+                f"{', '.join(names[1])}: report them separately"
             )
     labels = _labels([members[0].config for members in sets])
     return tuple(Group(label, tuple(m)) for label, m in zip(labels, sets, strict=True))
 
 
-def _scores(run: RecordedRun, kind: str, score: str) -> Float[np.ndarray, "evaluations clients"]:
-    """The scores of a kind of model; NaN where the method has no such model."""
-    if kind not in run.scores:
-        return np.full_like(run.scores["personalized"][score], np.nan)
-    return run.scores[kind][score]
+def model_kinds(groups: Sequence[Group]) -> tuple[ModelKind, ...]:
+    """The models that were scored in some group."""
+    return tuple(kind for kind in KINDS if any(kind in group.kinds for group in groups))
 
 
 def _check(members: Sequence[RecordedRun]) -> None:

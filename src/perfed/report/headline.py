@@ -9,8 +9,8 @@ from perfed.evaluation import ERRORS
 from perfed.report.groups import (
     AXIS_NAMES,
     KIND_NAMES,
-    KINDS,
     Group,
+    model_kinds,
     score_name,
     score_scale,
     statistics,
@@ -61,10 +61,10 @@ def headline(groups: Sequence[Group], score: str | None = None) -> Headline:
     show = _score_text(score)
     columns: list[HeadlineColumn] = []
     cells: list[list[HeadlineCell]] = []
-    for kind in KINDS:
+    for kind in model_kinds(groups):
         for statistic, name in statistics(score).items():
             columns.append(HeadlineColumn(f"{KIND_NAMES[kind]} model", name))
-            spreads = [g.last(kind, score, statistic) for g in groups]
+            spreads = [g.last(kind, score, statistic) if kind in g.kinds else None for g in groups]
             cells.append(_cells(spreads, scale, show, less, always=True))
     for cost in list(AXIS_NAMES)[1:]:
         costs = [group.cost(cost) for group in groups]
@@ -97,24 +97,41 @@ def caption(groups: Sequence[Group], score: str | None = None) -> str:
     bold = " Bold: the best of its column." if len(groups) > 1 else ""
     if bold and seeds != {1}:
         bold = " Bold: the best mean of its column; intervals may overlap."
+    kinds = model_kinds(groups)
+    personal = [g.label for g in groups if g.kinds != kinds]
+    missing = f" No global model: {', '.join(personal)}." if personal else ""
     return (
         f"{score_name(score)} after the last round ({ends}), not the best one, on the clients' "
-        f"held-out data. {adaptation(groups)} Over clients: the plain mean, the mean by held-out "
-        f"examples, the worst client and {tail} percentile. {spread}{bold}"
+        f"held-out data. {adaptation(groups)}{missing} Over clients: the plain mean, the mean by "
+        f"held-out examples, the worst client and {tail} percentile. {spread}{bold}"
     )
 
 
 def adaptation(groups: Sequence[Group]) -> str:
     """Which models were scored, and what personal ones were made from."""
-    model = "Global: the server's model as it is. Personalized: each client's own model, made from "
-    own = "its training data"
-    scored = "the very data it is scored on (adapt_on = test)"
-    on_test = [g.label for g in groups if g.first.config.get("adapt_on", "train") == "test"]
-    if not on_test:
-        return f"{model}{own} (adapt_on = train)."
-    if len(on_test) == len(groups):
-        return f"{model}{scored}."
-    return f"{model}{own}; of {', '.join(on_test)}: {scored}."
+    model = "Personalized: each client's own model, made from "
+    if "global" in model_kinds(groups):
+        model = f"Global: the server's model as it is. {model}"
+    by_data: dict[str, list[str]] = {}
+    for group in groups:
+        by_data.setdefault(group.adapt_on, []).append(group.label)
+    if len(by_data) == 1:
+        return f"{model}{_adapted_on(next(iter(by_data)))}."
+    parts = [
+        f"of {', '.join(labels)}: {_adapted_on(adapt_on)}"
+        for adapt_on, labels in by_data.items()
+        if adapt_on != "train"
+    ]
+    own = ["its training data"] * ("train" in by_data)
+    return f"{model}{'; '.join([*own, *parts])}."
+
+
+def _adapted_on(adapt_on: str) -> str:
+    if adapt_on == "train":
+        return "its training data (adapt_on = train)"
+    if adapt_on == "test":
+        return "the very data it is scored on (adapt_on = test)"
+    return f"not its training data alone (adapt_on = {adapt_on})"
 
 
 def shown(value: float, score: str, half: float = math.nan) -> str:

@@ -75,6 +75,7 @@
       const x = group.x[against.key];
       if (hidden.has(i) || !x) return;
       for (const kind of kinds) {
+        if (!group.curves[key][kind]) continue;
         const [mean, half] = group.curves[key][kind][statistic];
         const name = kinds.length > 1 ? `${group.name}, ${KIND_NAMES[kind]}` : group.name;
         if (half) {
@@ -143,7 +144,7 @@
   }
 
   function gain() {
-    const group = data.groups[Number(value("gain-group") ?? 0)], { ranks, values, names } = group.gain;
+    const at = Number(value("gain-group") ?? 0), group = data.groups[at], { ranks, values, names } = group.gain;
     const clients = ranks.length ? ranks[ranks.length - 1] : 0;
     const unit = data.scores[0].percent ? " points" : "";
     const trace = {
@@ -156,7 +157,7 @@
       axis("Clients, by gain", { zeroline: false, showgrid: false }),
       axis(`Gain${unit ? " (points)" : ""}`, { zerolinewidth: 1.5, zerolinecolor: style("--soft") }),
       `Bar chart: personalized minus global, client by client, of ${group.name}. ` +
-        $("gain").dataset[`line${value("gain-group") ?? 0}`]);
+        $("gain").dataset[`line${at}`]);
   }
 
   function labels() {

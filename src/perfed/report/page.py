@@ -41,41 +41,11 @@ def report_page(runs: Sequence[RecordedRun], title: str) -> str:
     """
     groups = grouped(runs)
     scripts = [_THEME, get_plotlyjs().replace("\r\n", "\n"), _own("page.js")]
-    # Only these scripts run, and nothing is fetched, whatever a name in the runs says.
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    policy = (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-    )
     data = json.dumps(chart_data(groups), separators=(",", ":"), allow_nan=False)
-    clients, gains = sections.distribution_section(groups), sections.gain_section(groups)
-    parts = [
-        sections.headline_section(groups),
-        sections.curve_section(groups),
-        clients,
-        gains,
-        sections.label_section(groups[0].first),
-        sections.time_section(groups),
-        sections.theory_section(groups),
-        sections.settings_section(groups),
-        sections.environment_section(groups),
-    ]
-    present = [part for part in parts if part is not None]
-    links = "\n".join(f'<li><a href="#{part.at}">{part.name}</a></li>' for part in present)
-    # These two are side by side where there is room.
-    pair = f'<div class="pair">\n{clients}\n{gains}\n</div>'
-    body = "\n".join(map(str, present)).replace(f"{clients}\n{gains}", pair)
+    links, body = _sections(groups)
     return f"""<!DOCTYPE html>
-<html lang="en-GB">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escaped(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{_own("page.css")}</style>
-<script>{scripts[0]}</script>
-</head>
+<html lang="en-US">
+{_head(title, scripts)}
 <body>
 <a class="skip" href="#main">Skip to the results</a>
 <header class="top"><div class="wrap">
@@ -89,7 +59,7 @@ def report_page(runs: Sequence[RecordedRun], title: str) -> str:
 </ul></nav>
 </div></header>
 <main id="main" class="wrap" tabindex="-1">
-<noscript><p class="notice">The charts need JavaScript; the tables are here without it.</p>
+<noscript><p class="notice">The charts need JavaScript; the tables do not.</p>
 </noscript>
 {body}
 </main>
@@ -103,6 +73,47 @@ def report_page(runs: Sequence[RecordedRun], title: str) -> str:
 """
 
 
+def _head(title: str, scripts: Sequence[str]) -> str:
+    """The head; the first of the scripts is in it."""
+    # Only these scripts run, and nothing is fetched, whatever a name in the runs says.
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    )
+    return f"""<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escaped(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{_own("page.css")}</style>
+<script>{scripts[0]}</script>
+</head>"""
+
+
+def _sections(groups: Sequence[Group]) -> tuple[str, str]:
+    """Links to the sections, and the sections."""
+    clients, gains = sections.distribution_section(groups), sections.gain_section(groups)
+    parts = [
+        sections.headline_section(groups),
+        sections.curve_section(groups),
+        clients,
+        gains,
+        sections.label_section(groups[0].first),
+        sections.time_section(groups),
+        sections.theory_section(groups),
+        sections.settings_section(groups),
+        sections.environment_section(groups),
+    ]
+    present = [part for part in parts if part is not None]
+    links = "\n".join(f'<li><a href="#{part.anchor}">{part.name}</a></li>' for part in present)
+    body = "\n".join(map(str, present))
+    # These two are side by side where there is room.
+    pair = f'<div class="pair">\n{clients}\n{gains}\n</div>'
+    return links, body.replace(f"{clients}\n{gains}", pair)
+
+
 def lead(groups: Sequence[Group]) -> str:
     """The result in a sentence or two: after the last round, and no more than the seeds allow."""
     score = groups[0].scores[0]
@@ -112,13 +123,14 @@ def lead(groups: Sequence[Group]) -> str:
     if not np.isfinite(means).any():
         return f"No client's {name} is defined."
     best = int(np.nanargmax(means))
-
-    told = shown(means[best], score, float(spreads[best].half))
+    best_mean = shown(means[best], score, float(spreads[best].half))
     seeds = groups[best].seeds
     over = f" over {seeds} seeds" if seeds > 1 else ""
-    common = float(groups[best].last("global", score, "mean").mean)
-    text = f"{groups[best].label}, mean {name} {told}{over} with personalized models"
-    text += f", {shown(common, score)} with the global one." if np.isfinite(common) else "."
+    text = f"{groups[best].label}, mean {name} {best_mean}{over} with personalized models"
+    if "global" in groups[best].kinds:
+        common = float(groups[best].last("global", score, "mean").mean)
+        text += f", {shown(common, score)} with the global one"
+    text += "."
     if len(groups) == 1:
         return f"After the last round: {text}"
     text = f"Highest after the last round: {text}"
@@ -149,7 +161,7 @@ def _facts(groups: Sequence[Group]) -> str:
         "Labels": "" if first.labels is None else f"{len(first.labels):,}",
         "Held-out examples": f"{int(first.sizes.sum()):,}",
         "Model": str(first.config.get("model", {}).get("name", "")),
-        "Engine": " or ".join(f"{n:,}" for n in sorted({int(g.rounds[-1]) for g in groups})),
+        "Rounds": " or ".join(f"{n:,}" for n in sorted({int(g.rounds[-1]) for g in groups})),
         "Methods": str(len(groups)),
         "Seeds": " or ".join(map(str, sorted({g.seeds for g in groups}))),
     }
@@ -160,8 +172,12 @@ def _facts(groups: Sequence[Group]) -> str:
 def _notices(groups: Sequence[Group]) -> str:
     """What a reader must know before comparing."""
     notices = []
-    if any(g.first.config.get("adapt_on") == "test" for g in groups):
-        notices.append(f"Adapted on the data that are scored. {adaptation(groups)}")
+    adapt_on = {group.adapt_on for group in groups}
+    if adapt_on != {"train"}:
+        what = "Adapted on the data that are scored"
+        if "test" not in adapt_on:
+            what = "Not adapted on training data alone"
+        notices.append(f"{what}. {adaptation(groups)}")
     notices += dict.fromkeys(
         caution for g in groups if (caution := g.first.environment.get("data_caution"))
     )

@@ -18,9 +18,11 @@ from perfed.core.errors import require_choice
 from perfed.report.groups import (
     KIND_NAMES,
     KINDS,
+    Gain,
     Group,
     axes,
     grouped,
+    model_kinds,
     score_name,
     score_scale,
     score_word,
@@ -29,7 +31,7 @@ from perfed.report.headline import Headline, HeadlineCell, caption, headline
 from perfed.runs.run_dir import RecordedRun
 
 # Told apart by color-blind eyes; markers say the same without color.
-COLOURS = ("#0072b2", "#c84a00", "#007a5a", "#a0327f", "#806400", "#5a4fcf", "#5a6270")
+COLORS = ("#0072b2", "#c84a00", "#007a5a", "#a0327f", "#806400", "#5a4fcf", "#5a6270")
 MARKERS = "osD^Pv*"
 _FORMATS = ("png", "svg", "pdf")
 
@@ -80,7 +82,9 @@ def write_figures(
             name = f"curve-{score}-{axis.replace('_', '-')}"
             drawings[name] = partial(_curves, groups, score, axis)
     drawings["clients"] = partial(_clients, groups)
-    drawings["gain"] = partial(_gain, groups)
+    gains = [group.gain() for group in groups]
+    if any(gain is not None for gain in gains):
+        drawings["gain"] = partial(_gains, groups, gains)
     written = []
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         # A script the font lacks shows as boxes.
@@ -199,11 +203,14 @@ def _panels(
 def _curves(groups: Sequence[Group], score: str, axis: str, column: bool) -> Figure:
     curves = [(i, g, x) for i, g in enumerate(groups) if (x := g.axis(axis)) is not None]
     labels = [group.label for _, group, _ in curves]
-    figure, panels = _panels(2, column, 1.7 if column else 2.1, labels)
+    kinds = model_kinds(groups)
+    figure, panels = _panels(len(kinds), column, 1.7 if column else 2.1, labels)
     title, scale = axes(groups)[axis]
     by = score_scale(score)
-    for panel, kind in zip(panels, KINDS, strict=True):
+    for panel, kind in zip(panels, kinds, strict=True):
         for i, group, x in curves:
+            if kind not in group.kinds:
+                continue
             mean, half = (by * values for values in group.curve(kind, score, "mean"))
             line = _look(i)
             every = max(1, len(x) // 8)
@@ -219,9 +226,10 @@ def _curves(groups: Sequence[Group], score: str, axis: str, column: bool) -> Fig
         panel.set_xlabel(title)
     panels[0].set_ylabel(score_name(score))
     if column:
-        panels[1].set_ylabel(score_name(score))
-        panels[0].set_xlabel("")
-    _legend(figure, panels[0], labels, column)
+        panels[-1].set_ylabel(score_name(score))
+        for panel in panels[:-1]:
+            panel.set_xlabel("")
+    _legend(figure, panels[-1], labels, column)  # all methods have personalized models
     return figure
 
 
@@ -233,6 +241,8 @@ def _clients(groups: Sequence[Group], column: bool) -> Figure:
     panel = figure.add_subplot()
     for i, group in enumerate(groups):
         for k, kind in enumerate(KINDS):
+            if kind not in group.kinds:
+                continue
             values = score_scale(score) * group.clients(kind, score)
             values = values[np.isfinite(values)]
             if not len(values):
@@ -255,23 +265,26 @@ def _clients(groups: Sequence[Group], column: bool) -> Figure:
     panel.set_yticks(range(len(groups)), [g.label for g in groups], parse_math=False)
     panel.set_ylim(len(groups) - 0.5, -0.5)
     panel.grid(axis="y", visible=False)
-    panel.set_xlabel(f"{score_name(score)} of clients; white: global, filled: personalized")
-    if column:
-        panel.set_xlabel(f"{score_name(score)}\nwhite: global, filled: personalized")
+    fills = "white: global, filled: personalized"
+    if "global" not in model_kinds(groups):
+        fills = "personalized models"
+    name = score_name(score)
+    panel.set_xlabel(f"{name}\n{fills}" if column else f"{name} of clients; {fills}")
     return figure
 
 
-def _gain(groups: Sequence[Group], column: bool) -> Figure:
+def _gains(groups: Sequence[Group], gains: Sequence[Gain | None], column: bool) -> Figure:
     score = groups[0].scores[0]
-    labels = [group.label for group in groups]
+    known = [(i, gain) for i, gain in enumerate(gains) if gain is not None]
+    labels = [groups[i].label for i, _ in known]
     figure, (panel,) = _panels(1, column, 2.0, labels)
-    for i, group in enumerate(groups):
-        gain = score_scale(score) * group.gain().clients
-        gain = np.sort(gain[np.isfinite(gain)])[::-1]
+    for i, gain in known:
+        values = score_scale(score) * gain.clients
+        values = np.sort(values[np.isfinite(values)])[::-1]
         # Clients of runs with other numbers of them share one axis.
-        part = 100 * (np.arange(len(gain)) + 0.5) / max(len(gain), 1)
-        every = max(1, len(gain) // 10)
-        panel.plot(part, gain, markevery=every, **_look(i))
+        part = 100 * (np.arange(len(values)) + 0.5) / max(len(values), 1)
+        every = max(1, len(values) // 10)
+        panel.plot(part, values, markevery=every, **_look(i))
     panel.set_xlabel("clients, by gain (%)")
     points = " (points)" if score == "accuracy" else ""
     panel.set_ylabel(f"gain in {score_word(score)}{points}")
@@ -282,11 +295,11 @@ def _gain(groups: Sequence[Group], column: bool) -> Figure:
 
 def _look(i: int) -> dict[str, Any]:
     return {
-        "color": COLOURS[i % len(COLOURS)],
+        "color": COLORS[i % len(COLORS)],
         "marker": MARKERS[i % len(MARKERS)],
         "markersize": 3.5,
         "linewidth": 1.3,
-        "linestyle": ("-", "--", ":", "-.")[i // len(COLOURS) % 4],
+        "linestyle": ("-", "--", ":", "-.")[i // len(COLORS) % 4],
     }
 
 

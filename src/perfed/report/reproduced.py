@@ -15,7 +15,7 @@ from perfed.evaluation import ERRORS
 from perfed.papers.reproduction import Column, Printed, Protocol, Row
 from perfed.papers.results import Cell, Curve, Results, scale_of
 from perfed.report.groups import AXIS_NAMES, score_name, unit
-from perfed.report.paper import COLOURS, DATELESS, MARKERS, STYLE
+from perfed.report.paper import COLORS, DATELESS, MARKERS, STYLE
 
 _WIDTH, _HEIGHT = 3.1, 2.5  # of a plot, in inches
 _DASHES = ("-", "--", ":", "-.")
@@ -236,7 +236,7 @@ def _style(column: Column, columns: Sequence[Column]) -> dict[str, object]:
     # The global model, where both are shown, comes first and is the dashed one.
     dashes = _DASHES[: len(kin)] if column.method != family else ("--", "-")[-len(kin) :]
     return {
-        "color": COLOURS[families.index(family) % len(COLOURS)],
+        "color": COLORS[families.index(family) % len(COLORS)],
         "linestyle": dashes[kin.index((column.method, column.kind)) % len(dashes)],
     }
 
@@ -252,7 +252,7 @@ def _bars(results: Results) -> Figure:
         cells = [results.cell(row, column, what.protocols[0]) for row in what.rows]
         at = np.arange(len(cells)) + (j - (len(columns) - 1) / 2) * width
         half = [0.0 if np.isnan(cell.half) else cell.half for cell in cells]
-        color = COLOURS[j % len(COLOURS)]
+        color = COLORS[j % len(COLORS)]
         axes.bar(at, [c.mean for c in cells], width * 0.92, yerr=half, color=color,
                  label=column.name, error_kw={"linewidth": 0.8})  # fmt: skip
         printed = [np.nan if c.printed is None else c.printed.value for c in cells]
