@@ -20,9 +20,16 @@ from perfed import Config, ConfigError, Experiment, FedAvg, Federation, Sequenti
 from perfed.core.errors import FieldError
 from perfed.core.random import Purpose
 from perfed.evaluation import SimulationEvaluator
-from perfed.papers import Reproduction, Results, check_folder, names, reproduce
+from perfed.papers import (
+    CheckedClaim,
+    Reproduction,
+    Results,
+    check_claims,
+    check_folder,
+    names,
+    reproduce,
+)
 from perfed.papers.reproduction import Printed
-from perfed.papers.results import Judged
 from perfed.papers.two_step import TwoStepPerFedAvg
 from perfed.report import reproduced
 from real_data import REAL, needs_real_data
@@ -40,7 +47,7 @@ def test_the_recorded_page_is_of_the_file(name: str) -> None:
     """docs/results/NAME.md has all claims with a verdict, all curves or rows, and the choices."""
     what = Reproduction.read(name)
     page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    verdicts = re.findall(r"^- (holds|not told apart|does not hold)( \([a-z]+\))?: ", page, re.M)
+    verdicts = re.findall(r"^- (holds|inconclusive|does not hold)( \([a-z]+\))?: ", page, re.M)
     assert len(verdicts) == len(what.claims)
     for claim in what.claims:
         assert f": {claim.text} (" in page
@@ -335,9 +342,9 @@ def made(values: dict[str, Any], *claims: dict[str, Any]) -> Reproduction:
 
 def judged(
     values: dict[str, Any], folder: Path, seeds: int, *claims: dict[str, Any]
-) -> list[Judged]:
+) -> list[CheckedClaim]:
     """What comes of claims, each given by what it has beside `CLAIM`."""
-    return Results(made(values, *[CLAIM | c for c in claims]), seeds, folder, {}).judged()
+    return check_claims(Results(made(values, *[CLAIM | c for c in claims]), seeds, folder, {}))
 
 
 def test_cells_orders_and_claims(tmp_path: Path) -> None:
@@ -359,14 +366,14 @@ def test_cells_orders_and_claims(tmp_path: Path) -> None:
     assert results.cell(row, first, best).printed is None
     assert results.cell(row, common, best).mean == pytest.approx(20.0)
     assert results.order(row, theirs) == (1, 1, [])
-    (told,) = results.judged()
-    assert (told.verdict, told.ahead) == ("not told apart", True)  # two seeds: +10 and +70
+    (checked,) = check_claims(results)
+    assert (checked.verdict, checked.ahead) == ("inconclusive", True)  # two seeds: +10 and +70
     text = reproduced.markdown(results, "figure.png")
     assert "80.00±1.00 / 81.00 ± " in text
     assert "| yes |" in text
-    assert "- not told apart: A is best" in text
+    assert "- inconclusive: A is best" in text
     (turned,) = judged(TABLE, tmp_path, 2, {"ahead": "B", "of": ["A"]})
-    assert (turned.verdict, turned.ahead) == ("not told apart", False)
+    assert (turned.verdict, turned.ahead) == ("inconclusive", False)
     swapped = [dict(c) for c in TABLE["column"]]
     swapped[0]["printed"], swapped[1]["printed"] = {"one": [60.0, 1.0]}, {"one": [61.9, 1.0]}
     near = Reproduction.of("t", TABLE | {"column": swapped}, quick=False)
@@ -384,8 +391,8 @@ def test_cells_orders_and_claims(tmp_path: Path) -> None:
     [
         ([0.5, 0.7], [0.4, 0.6], "holds", "+10 ± "),  # paired; otherwise far from told apart
         ([0.4, 0.6], [0.5, 0.7], "does not hold", "-10 ± "),
-        ([0.5, 0.7], [0.4, 0.4], "not told apart", "+20 ± 1.3e+02 over B"),
-        ([0.4, 0.4], [0.5, 0.7], "not told apart", "-20 ± 1.3e+02 over B"),
+        ([0.5, 0.7], [0.4, 0.4], "inconclusive", "+20 ± 1.3e+02 over B"),
+        ([0.4, 0.4], [0.5, 0.7], "inconclusive", "-20 ± 1.3e+02 over B"),
         ([0.5], [0.4], "holds", "+10 over B"),  # one seed has no interval
         ([0.4], [0.5], "does not hold", "-10 over B"),
         ([0.5], [0.5], "does not hold", "+0 over B"),
@@ -406,11 +413,11 @@ def test_three_verdicts(
     where = " at uplink_bytes 1000" if values is FIGURE else ""
     places = (where, " at the end" if where else "")
     found = judged(values, tmp_path, len(own), {}, {"at_own_end": True})
-    for told, place in zip(found, places, strict=True):
-        assert told.verdict == verdict
-        assert told.ahead == (float(detail.split()[0]) > 0)
-        assert told.detail.startswith(f"one: {detail}")
-        assert told.detail.endswith(f" over B{place}")
+    for checked, place in zip(found, places, strict=True):
+        assert checked.verdict == verdict
+        assert checked.ahead == (float(detail.split()[0]) > 0)
+        assert checked.detail.startswith(f"one: {detail}")
+        assert checked.detail.endswith(f" over B{place}")
     (line,) = reproduced.claim_lines(Results(made(values, CLAIM), len(own), tmp_path, {}))
     assert line.startswith(f"{verdict}: A is best (one: ")
     by_figure = made(values, CLAIM | {"source": "figure"})
@@ -434,14 +441,14 @@ def test_every_gap_and_row_of_a_claim_counts(tmp_path: Path) -> None:
     ]  # fmt: skip
     found = judged(table, tmp_path, 1, *claims)
     expected = ["holds", "does not hold", "does not hold", "holds", "does not hold"]
-    assert [told.verdict for told in found] == expected
-    assert [told.ahead for told in found] == [v == "holds" for v in expected]
+    assert [checked.verdict for checked in found] == expected
+    assert [checked.ahead for checked in found] == [v == "holds" for v in expected]
     assert found[1].detail == "one: +10 over B, +20 over C; two: -10 over B, +20 over C"
     assert found[4].detail == "two: -10 over B"
 
 
 def test_worse_verdicts_win(tmp_path: Path) -> None:
-    """Of "holds" and "not told apart" the second, of that and "does not hold" the last."""
+    """Of "holds" and "inconclusive" the second, of that and "does not hold" the last."""
     methods = [{"name": name, "settings": ["method.name=fedavg"]} for name in "ABCD"]
     table = PLAIN | {"method": methods, "column": []}
     what = made(table)
@@ -451,10 +458,10 @@ def test_worse_verdicts_win(tmp_path: Path) -> None:
             written(what, tmp_path, method, seed, [score])
     claims = [{"of": list(of)} for of in ("B", "BC", "CB", "CD", "DCB")]
     found = judged(table, tmp_path, 2, *claims)
-    assert [told.verdict for told in found] == [
-        "holds", "not told apart", "not told apart", "does not hold", "does not hold",
+    assert [checked.verdict for checked in found] == [
+        "holds", "inconclusive", "inconclusive", "does not hold", "does not hold",
     ]  # fmt: skip
-    assert [told.ahead for told in found] == [True, True, True, False, False]
+    assert [checked.ahead for checked in found] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("values", [PLAIN, FIGURE], ids=["table", "figure"])
@@ -485,8 +492,8 @@ def test_an_objective_without_penalty_is_the_loss(tmp_path: Path) -> None:
             if penalty:
                 scores["personalized"]["train_loss"] = {"mean": 0.2}
         place.write_text(json.dumps(summary))
-    (told,) = judged(figure, tmp_path, 1, {})
-    assert told.detail == "one: +0.001 over B at uplink_bytes 1000"
+    (checked,) = judged(figure, tmp_path, 1, {})
+    assert checked.detail == "one: +0.001 over B at uplink_bytes 1000"
     results = Results(what, 1, tmp_path, {})
     row, (protocol,) = what.rows[0], what.protocols
     means = [results.cell(row, column, protocol).mean for column in row.columns[:2]]
@@ -567,11 +574,11 @@ def test_a_round_counts_when_it_has_ended(tmp_path: Path) -> None:
     written(what, tmp_path, "B", 0, [0.1, 0.6], x=[0, 250])  # A's 0.9 is not there yet
     written(what, tmp_path, "A", 1, [0.1, 0.5, 0.7], x=[0, 100, 200])
     written(what, tmp_path, "B", 1, [0.1, 0.6], x=[0, 250])  # here A ends before it
-    (told,) = judged(FIGURE, tmp_path, 1, {})
-    assert told.detail == "one: -10 over B at uplink_bytes 250"
-    (told,) = judged(FIGURE, tmp_path, 2, {})  # gaps of -10 and, over B's beginning, +60
-    assert told.detail.startswith("one: +25 ± ")
-    assert told.detail.endswith(" over B at uplink_bytes 225")
+    (checked,) = judged(FIGURE, tmp_path, 1, {})
+    assert checked.detail == "one: -10 over B at uplink_bytes 250"
+    (checked,) = judged(FIGURE, tmp_path, 2, {})  # gaps of -10 and, over B's beginning, +60
+    assert checked.detail.startswith("one: +25 ± ")
+    assert checked.detail.endswith(" over B at uplink_bytes 225")
 
 
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
@@ -582,12 +589,12 @@ def test_who_reaches_a_level_first(score: str, tmp_path: Path) -> None:
     before, after, never = ([0.1, 0.8, 0.7], [0.1, 0.6, 0.75], [0.1, 0.6, 0.69])
     cases = {
         "holds": [after, never, never],
-        "not told apart": [after, before, never],
+        "inconclusive": [after, before, never],
         "does not hold": [before, after, before],
     }
     details = {
         "holds": "first in 3 of 3 seeds against B (never reaches it in 2)",
-        "not told apart": "first in 2 of 3 seeds against B (never reaches it in 1)",
+        "inconclusive": "first in 2 of 3 seeds against B (never reaches it in 1)",
         "does not hold": "first in 1 of 3 seeds against B",
     }
     for verdict, others in cases.items():
@@ -597,16 +604,16 @@ def test_who_reaches_a_level_first(score: str, tmp_path: Path) -> None:
             clock = [0, 100 * slower, 200 * slower]
             written(what, folder, "A", seed, [0.1, 0.7 - less], x=[0, 150 * slower])
             written(what, folder, "B", seed, [s - less for s in scores], x=clock)
-        (told,) = judged(figure, folder, 3, {"reach": True})
-        assert (told.verdict, told.detail) == (verdict, f"one: {details[verdict]}")
-        assert told.ahead == (verdict != "does not hold")
-    for seeds, verdict in ((1, "does not hold"), (2, "not told apart")):  # half of two do not tell
-        (told,) = judged(figure, tmp_path / "does not hold", seeds, {"reach": True})
-        assert (told.verdict, told.ahead) == (verdict, False)
+        (checked,) = judged(figure, folder, 3, {"reach": True})
+        assert (checked.verdict, checked.detail) == (verdict, f"one: {details[verdict]}")
+        assert checked.ahead == (verdict != "does not hold")
+    for seeds, verdict in ((1, "does not hold"), (2, "inconclusive")):  # half of two do not tell
+        (checked,) = judged(figure, tmp_path / "does not hold", seeds, {"reach": True})
+        assert (checked.verdict, checked.ahead) == (verdict, False)
     written(what, tmp_path, "A", 0, [0.1, 0.7])
     written(what, tmp_path, "B", 0, [0.1, 0.7])  # at the very same moment is not later
-    (told,) = judged(figure, tmp_path, 1, {"reach": True})
-    assert told.verdict == "does not hold"
+    (checked,) = judged(figure, tmp_path, 1, {"reach": True})
+    assert checked.verdict == "does not hold"
 
 
 @pytest.mark.parametrize("claim", [{}, {"at_own_end": True}, {"reach": True}], ids=str)
@@ -615,8 +622,12 @@ def test_a_seed_that_failed_is_not_left_out(claim: dict[str, Any], tmp_path: Pat
     for seed in range(2):
         written(what, tmp_path, "A", seed, [0.1, 0.9])
     written(what, tmp_path, "B", 0, [0.1, 0.2])
-    (told,) = judged(FIGURE, tmp_path, 2, claim)
-    assert (told.verdict, told.ahead, told.detail) == ("does not hold", False, "one: runs failed")
+    (checked,) = judged(FIGURE, tmp_path, 2, claim)
+    assert (checked.verdict, checked.ahead, checked.detail) == (
+        "does not hold",
+        False,
+        "one: runs failed",
+    )
     results = Results(what, 2, tmp_path, {})
     row = what.rows[0]
     assert results.curve(row, row.columns[1], "accuracy") is None
@@ -630,8 +641,8 @@ def test_printed_gaps_are_shown(tmp_path: Path) -> None:
     what = made(PLAIN)
     written(what, tmp_path, "A", 0, [0.9])
     written(what, tmp_path, "B", 0, [0.8])
-    (told,) = judged(PLAIN, tmp_path, 1, claim)
-    assert told.detail == "one: +10 (printed +5.5) over B, +50 (printed +1.25) over B, global"
+    (checked,) = judged(PLAIN, tmp_path, 1, claim)
+    assert checked.detail == "one: +10 (printed +5.5) over B, +50 (printed +1.25) over B, global"
 
 
 def test_settings_of_rows_and_claims_of_the_whole() -> None:
@@ -782,9 +793,9 @@ def claims_hold(name: str, folder: Path) -> Results:
 
 def all_ahead(results: Results) -> None:
     """So few seeds seldom tell apart; the means have to be on the claims' side, at least."""
-    for told in results.judged():
-        assert told.ahead, told
-        assert told.verdict != "does not hold"
+    for checked in check_claims(results):
+        assert checked.ahead, checked
+        assert checked.verdict != "does not hold"
 
 
 @pytest.mark.slow

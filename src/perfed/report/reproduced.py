@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from perfed.evaluation import ERRORS
+from perfed.papers.claims import check_claims
 from perfed.papers.reproduction import Column, Printed, Protocol, Row
 from perfed.papers.results import Cell, Curve, Results, scale_of
 from perfed.report.groups import AXIS_NAMES, score_name, unit
@@ -83,10 +84,10 @@ def _printed(printed: Printed) -> str:
 
 
 def _order(results: Results, row: Row, protocol: Protocol) -> str:
-    told, agree, wrong = results.order(row, protocol)
-    if told == 0:
+    pairs, agree, wrong = results.order(row, protocol)
+    if pairs == 0:
         return ""
-    return "yes" if not wrong else f"{agree} of {told} pairs: " + "; ".join(wrong)
+    return "yes" if not wrong else f"{agree} of {pairs} pairs: " + "; ".join(wrong)
 
 
 def terminal_table(results: Results) -> Table:
@@ -126,9 +127,9 @@ def order_lines(results: Results) -> list[str]:
 
 
 def claim_lines(results: Results) -> list[str]:
-    """Whether what the paper says holds here."""
+    """Whether the paper's claims hold here."""
     lines = []
-    for claim, verdict, _, detail in results.judged():
+    for claim, verdict, _, detail in check_claims(results):
         source = "" if claim.source == "text" else f" ({claim.source})"
         lines.append(f"{verdict}{source}: {claim.text} ({detail})")
     return lines
