@@ -256,7 +256,7 @@ def test_captions_say_what_was_scored_and_adapted_on() -> None:
         assert words in told
     one = caption(grouped([recorded()]))
     assert "One seed" in one
-    assert "interval can be given" in one
+    assert "so there is no interval" in one
     mixed = [recorded("fedavg"), recorded("pfedme", adapt_on="test")]
     assert "of pfedme: the very data it is scored on (adapt_on = test)" in caption(grouped(mixed))
     assert "Adapted on the data that are scored" in body(report_page(mixed, "x"))
@@ -365,7 +365,7 @@ def test_a_regression_has_no_labels_and_may_have_undefined_scores() -> None:
 
 def test_one_run_says_that_it_is_one_seed() -> None:
     page = body(report_page([recorded()], "One"))
-    assert "One seed a method, so no interval can be given." in page
+    assert "One seed per method, so there is no interval." in page
     assert "±" not in page.split("<main")[1].split('id="chart-data"')[0]
     assert data_of(page)["groups"][0]["curves"]["loss"]["global"]["mean"][1] is None
 

@@ -1,4 +1,4 @@
-"""A table or figure of a paper, as a file says it: what is run, and what the paper prints.
+"""A table or figure of a paper, read from a file: what is run, and what the paper prints.
 
 A file has a `[base]` like a run's configuration, `[[row]]`s (of a table, or the plots of a figure)
 and `[[method]]`s (of every row, or a row's own), each with settings on top of it. A `[[column]]`
@@ -54,11 +54,11 @@ class Protocol(NamedTuple):
 
 
 class Column(NamedTuple):
-    """What is shown of a method's runs.
+    """A score of a method's runs.
 
     Attributes:
         name: its heading, or the curve's name.
-        method: whose runs.
+        method: the method.
         kind: which models.
         printed: the paper's numbers, by row.
     """
@@ -84,7 +84,7 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Something the paper says or shows: one column is ahead of others.
+    """A claim of the paper: one column is ahead of others.
 
     Attributes:
         text: in words.
@@ -118,7 +118,7 @@ class Reproduction:
         name: what the command calls it.
         title: what it is.
         paper: where it is from.
-        choices: what the paper leaves open, and what was chosen.
+        choices: what the paper leaves open, and what is chosen here.
         score: the score that is shown, in a figure one or several.
         statistic: over clients.
         x: what a figure is drawn against; None: it is a table.
@@ -127,7 +127,7 @@ class Reproduction:
         seeds: how many seeds, unless one asks otherwise.
         protocols: the ways it is scored; the first is the paper's.
         rows: rows or plots.
-        claims: what the paper's text says.
+        claims: what the paper claims.
     """
 
     name: str
@@ -153,15 +153,15 @@ class Reproduction:
 
     @classmethod
     def of(cls, name: str, values: dict[str, Any], quick: bool) -> Self:
-        """What a file says."""
+        """Read from the contents of a file."""
         for module in values.get("modules", []):  # methods that only this file has
             import_module(f"perfed.papers.{module}")
         small = values.get("quick", {}) if quick else {}
-        wanted = small.get("rows")
+        row_names = small.get("rows")
         rows = [
             _row(row, values, small.get("settings", []))
             for row in values["row"]
-            if wanted is None or row["name"] in wanted
+            if row_names is None or row["name"] in row_names
         ]
         title = values["title"]
         if quick:
@@ -270,8 +270,8 @@ def _row(row: dict[str, Any], values: dict[str, Any], quick: Sequence[str]) -> R
         own = method.get("row", {}).get(row["name"], [])
         settings = [*row.get("settings", []), *method.get("settings", []), *own]
         # A table of runs keeps no personal models: there would be gigabytes of them.
-        kept = ["output.personal_models=none"]
-        runs[method["name"]] = overridden(values["base"], [*settings, *kept, *quick])
+        output = ["output.personal_models=none"]
+        runs[method["name"]] = overridden(values["base"], [*settings, *output, *quick])
     shown = []
     for column in columns or [{"name": m["name"], "method": m["name"]} for m in methods]:
         printed = {

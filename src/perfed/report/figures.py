@@ -14,7 +14,7 @@ from perfed.core.errors import DataError
 from perfed.data.describe import Description
 from perfed.evaluation.evaluator import ModelKind
 
-# Dots can be told apart up to here; beyond, a client is one thin column of color.
+# Up to so many clients have dots; with more, each is a thin column of color.
 _DOTS = 60
 
 
@@ -82,7 +82,7 @@ def distance_picture(
     matrix: Float[np.ndarray, "clients clients"],
     group: Int[np.ndarray, " clients"],
     names: Sequence[str],
-    told: str,
+    label: str,
     path: Path,
 ) -> None:
     """Distances between clients, as color; those of one group side by side, groups marked off."""
@@ -91,7 +91,7 @@ def distance_picture(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(matrix[np.ix_(order, order)], cmap="Blues", vmin=0, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label=told, pad=0.015)
+    figure.colorbar(image, ax=axes, label=label, pad=0.015)
     for edge in np.flatnonzero(np.diff(group[order])) + 0.5:
         axes.axhline(edge, color="#b0402a", linewidth=0.8)
         axes.axvline(edge, color="#b0402a", linewidth=0.8)

@@ -1,4 +1,4 @@
-"""Runs side by side: grouped over seeds, and what their scores and costs come to."""
+"""Runs grouped over seeds, and their scores and costs."""
 
 import json
 import warnings
@@ -37,11 +37,11 @@ _SECONDS = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "h"), (180, 60, "min"),
 # What a run spends time on, in the order it does.
 PARTS = ("data", "compiling", "rounds", "scoring", "recording")
 
-# A name of settings longer than this says less than a number.
+# Longer names of settings are replaced by a number.
 _LABEL = 48
 
-# Less than this is rounding (scores come from float32), not gain.
-_NOTHING = 1e-6
+# A smaller difference is rounding (scores come from float32), not a gain.
+_ROUNDING = 1e-6
 
 
 class Gain(NamedTuple):
@@ -155,9 +155,9 @@ class Group:
         known = gain[np.isfinite(gain)]
         return Gain(
             gain,
-            int((known > _NOTHING).sum()),
-            int((known < -_NOTHING).sum()),
-            int((known < -0.01 - _NOTHING).sum()),
+            int((known > _ROUNDING).sum()),
+            int((known < -_ROUNDING).sum()),
+            int((known < -0.01 - _ROUNDING).sum()),
             len(known),
         )
 
@@ -268,7 +268,7 @@ def statistics(score: str) -> dict[str, str]:
 def over_clients(
     values: Float[np.ndarray, "evaluations clients"], sizes: Int[np.ndarray, " clients"], score: str
 ) -> dict[str, Float[np.ndarray, " evaluations"]]:
-    """What `Summary` says of each evaluation: only clients whose score is defined count."""
+    """The statistics of `Summary` for each evaluation, over clients whose score is defined."""
     weights = np.where(np.isfinite(values), sizes, 0)
     values = np.where(np.isfinite(values), values, np.nan)
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):

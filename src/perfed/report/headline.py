@@ -39,7 +39,7 @@ class HeadlineColumn(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Headline:
-    """The table: a row a group, after the last round, on held-out data.
+    """The table: one row per group, after the last round, on held-out data.
 
     Attributes:
         columns: their headings.
@@ -89,7 +89,7 @@ def caption(groups: Sequence[Group], score: str | None = None) -> str:
     ends = f"round {lasts[0]}" if len(lasts) == 1 else "each run's last round"
     seeds = {group.seeds for group in groups}
     if seeds == {1}:
-        spread = "One seed a method, so no interval can be given."
+        spread = "One seed per method, so there is no interval."
     else:
         spread = "Means and 95 % intervals (Student's t) over seeds."
         if 1 in seeds:
@@ -159,7 +159,7 @@ def _cells(
     cells = []
     for mean, spread in zip(means, spreads, strict=True):
         half = math.nan if spread is None else float(spread.half) * scale
-        # Bytes are often the same for all seeds: then an interval of no width says nothing.
+        # Bytes are often the same for all seeds: then an interval of width 0 would be noise.
         wide = math.isfinite(half) and (always or half > 0)
         interval = _like(show(mean), half) if wide else None
         cells.append(HeadlineCell(show(mean), interval, best is not None and show(mean) == best))

@@ -1,4 +1,4 @@
-"""What is going on in a federation, on a terminal: a line for each client, and a log of events."""
+"""A federation on the terminal: one line per client, and a log of events."""
 
 import time
 from pathlib import Path
@@ -93,6 +93,6 @@ class LiveTable:
             return Group(table)
         done, rounds, loss = self._progress
         bar = Table.grid(padding=(0, 1))
-        said = f"round {done}/{rounds}" + ("" if loss != loss else f", loss {loss:.4g}")
-        bar.add_row(ProgressBar(total=rounds, completed=done, width=40), said)
+        line = f"round {done}/{rounds}" + ("" if loss != loss else f", loss {loss:.4g}")
+        bar.add_row(ProgressBar(total=rounds, completed=done, width=40), line)
         return Group(bar, table)

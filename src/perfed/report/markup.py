@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from perfed.report.chart_data import clipped
 
 
-def chart(at: str, label: str, told: str, data: Mapping[str, str] | None = None) -> str:
+def chart(at: str, label: str, note: str, data: Mapping[str, str] | None = None) -> str:
     """A place for a chart, what it shows, and what its script must know."""
     extra = "".join(f' data-{key}="{escaped(value)}"' for key, value in (data or {}).items())
     return (
         f'<figure><div class="chart" id="{at}" role="img" aria-label="{escaped(label)}"{extra}>'
         f"</div>\n"
-        f'<figcaption class="note">{escaped(told)}</figcaption></figure>'
+        f'<figcaption class="note">{escaped(note)}</figcaption></figure>'
     )
 
 
@@ -27,7 +27,7 @@ def select(at: str, chart: str, label: str, options: Mapping[str, str]) -> str:
     )
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], told: str, left: int = 1) -> str:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], note: str, left: int = 1) -> str:
     """A plain table: the first columns are text, the others numbers."""
     heads = "".join(
         f'<th scope="col"{_left(i < left)}>{escaped(heading)}</th>'
@@ -40,8 +40,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], told: str, lef
         for first, *others in rows
     )
     return scrolling(
-        told,
-        f"<table><caption><span>{escaped(told)}</span></caption>\n"
+        note,
+        f"<table><caption><span>{escaped(note)}</span></caption>\n"
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>",
     )
 

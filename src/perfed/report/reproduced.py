@@ -1,4 +1,4 @@
-"""A reproduction to look at: its table beside the printed one, its figure, and what is claimed."""
+"""The page of a reproduction: its table beside the printed one, its figure, and the claims."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ _DASHES = ("-", "--", ":", "-.")
 
 
 def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
-    """The headings, and lines of cells: a line a row of the table, or a line a curve of a figure.
+    """The headings, and one line of cells per row of the table, or per curve of a figure.
 
     Cells are *paper / here*, and a row of a table says whether the order of its methods agrees.
     """
@@ -33,8 +33,8 @@ def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
     headings, lines = [""], []
     printed = any(column.printed for column in what.rows[0].columns)
     for protocol in what.protocols:
-        said = f", {protocol.name}" if protocol.name else ""
-        headings += [f"{column.name}{said}" for column in what.rows[0].columns]
+        scored = f", {protocol.name}" if protocol.name else ""
+        headings += [f"{column.name}{scored}" for column in what.rows[0].columns]
         headings += ["order of methods agrees?"] * (protocol.printed and printed)
     for row in what.rows:
         line = [row.name]
@@ -91,7 +91,7 @@ def _order(results: Results, row: Row, protocol: Protocol) -> str:
 
 
 def terminal_table(results: Results) -> Table:
-    """For the terminal: a line a cell, which is narrow enough."""
+    """For the terminal: one line per cell, which is narrow enough."""
     what = results.what
     table = Table(box=box.SIMPLE_HEAD, title=what.title, title_justify="left", title_style="bold")
     if what.x is not None:
@@ -122,8 +122,8 @@ def terminal_table(results: Results) -> Table:
 def order_lines(results: Results) -> list[str]:
     """Whether the order of methods agrees with the printed one, row by row."""
     protocol = results.what.protocols[0]
-    said = [(row.name, _order(results, row, protocol)) for row in results.what.rows]
-    return [f"order of methods agrees, {name}: {text}" for name, text in said if text]
+    orders = [(row.name, _order(results, row, protocol)) for row in results.what.rows]
+    return [f"order of methods agrees, {name}: {text}" for name, text in orders if text]
 
 
 def claim_lines(results: Results) -> list[str]:
@@ -136,20 +136,20 @@ def claim_lines(results: Results) -> list[str]:
 
 
 def markdown(results: Results, figure: str | None) -> str:
-    """All of it, as a document."""
+    """The page as Markdown."""
     what = results.what
     parts = [f"# {what.title}", f"{what.paper}. {results.seeds} seed(s), 95 % intervals."]
     headings, lines = table_lines(results)
     rows = [headings, ["---"] + ["---:"] * (len(headings) - 1), *lines]
     parts.append("\n".join("| " + " | ".join(row) + " |" for row in rows))
     if any(column.printed for column in what.rows[0].columns):
-        parts.append("In the cells: paper / here.")
+        parts.append("Cells: paper / here.")
     if figure is not None:
         parts.append(f"![{what.title}]({figure})")
     claims = claim_lines(results)
     if claims:
-        parts.append("## What the paper claims\n\n" + "\n".join(f"- {line}" for line in claims))
-    parts.append(f"## What was chosen\n\n{what.choices}")
+        parts.append("## Claims of the paper\n\n" + "\n".join(f"- {line}" for line in claims))
+    parts.append(f"## Choices\n\n{what.choices}")
     if results.failures:
         failed = "\n".join(f"- {name}: {why}" for name, why in results.failures.items())
         parts.append(f"## Failed runs\n\n{failed}")
@@ -230,7 +230,7 @@ def _plot(axes: Axes, results: Results, row: Row, score: str) -> None:
 
 
 def _style(column: Column, columns: Sequence[Column]) -> dict[str, object]:
-    """A color a method; dashes tell apart its codecs, or its global model from personal ones."""
+    """One color per method; dashes for its codecs, or its global model beside personal ones."""
     families = list(dict.fromkeys(c.method.partition(", ")[0] for c in columns))
     family = column.method.partition(", ")[0]
     kin = [(c.method, c.kind) for c in columns if c.method.partition(", ")[0] == family]

@@ -29,8 +29,8 @@ _STATISTICS = {
 def result_table(result: Result) -> Table:
     """One run: both model kinds' scores over the clients."""
     some, everyone = result.evaluator.clients, result.experiment.federation.clients
-    whose = "all clients" if some is None else f"{len(some):,} of {everyone:,} clients, at random"
-    table = _table(f"{result.method.name}, round {result.rounds}, held-out data of {whose}")
+    clients = "all clients" if some is None else f"{len(some):,} of {everyone:,} clients, at random"
+    table = _table(f"{result.method.name}, round {result.rounds}, held-out data of {clients}")
     table.add_column("model")
     table.add_column("")
     for heading in _STATISTICS.values():
@@ -44,13 +44,13 @@ def result_table(result: Result) -> Table:
 
 
 def cost_line(result: Result) -> str:
-    """What the run has sent, and how long that would have taken."""
+    """How many bytes the run has sent, and how long that would take over the network."""
     costs = result.costs
     messages = result.traffic.uplink.size
     up, down = (int(part[-1]) for part in (costs.uplink_bytes, costs.downlink_bytes))
     line = (
-        f"sent: {decimal(up)} up ({decimal(up // messages)} a message), "
-        f"{decimal(down)} down ({decimal(down // messages)} a message)"
+        f"sent: {decimal(up)} up ({decimal(up // messages)} per message), "
+        f"{decimal(down)} down ({decimal(down // messages)} per message)"
     )
     if costs.seconds is None:
         return line
@@ -58,7 +58,7 @@ def cost_line(result: Result) -> str:
 
 
 def theory_tables(theory: Mapping[str, Any]) -> list[Table]:
-    """What `perfed diagnose` found: the constants, and the conditions."""
+    """The constants and the conditions that `perfed diagnose` found."""
     constants = _table(f"Constants at {theory['at']}")
     for heading in ("", "what it is", "value", "between", "and"):
         constants.add_column(heading, justify="left" if heading in ("", "what it is") else "right")
@@ -74,8 +74,8 @@ def theory_tables(theory: Mapping[str, Any]) -> list[Table]:
         )
     for c in theory["conditions"]:
         color = "green" if c["holds"] else "red"
-        told = f"[{color}]{verdict(c)}[/]"
-        conditions.add_row(c["text"], number(c["value"]), number(c["limit"]), told, c["source"])
+        result = f"[{color}]{verdict(c)}[/]"
+        conditions.add_row(c["text"], number(c["value"]), number(c["limit"]), result, c["source"])
     return [constants, conditions]
 
 
@@ -142,7 +142,7 @@ def adapted_table(adapted: Adapted) -> Table:
 
 
 def sweep_table(lines: Sequence[SweepLine], seeds: int) -> Table:
-    """What a sweep came to."""
+    """The scores of a sweep, one row per point."""
     table = _table(f"Personalized models, mean over clients and {seeds} seed(s), 95 % intervals")
     table.add_column("point")
     for heading in ("validation", "held-out"):
@@ -168,10 +168,10 @@ def _difference(value: float) -> str:
 
 
 def data_table(facts: Description) -> Table:
-    """What a federation looks like."""
+    """The clients' sizes and labels."""
     table = _table("")
     table.title = None
-    for heading in ("", "least", "median", "most", "in all"):
+    for heading in ("", "min", "median", "max", "total"):
         table.add_column(heading, justify="left" if not heading else "right")
 
     def row(what: str, values: np.ndarray, total: str = "", digits: int = 0) -> None:
@@ -181,7 +181,7 @@ def data_table(facts: Description) -> Table:
     row("examples to train on", facts.train, str(facts.train.sum()))
     row("examples held out", facts.test, str(facts.test.sum()))
     if facts.labels is not None:
-        row("classes a client", facts.classes_held, str(len(facts.labels)))
+        row("classes per client", facts.classes_held, str(len(facts.labels)))
         row("label distance from all", facts.distance, digits=2)
         row("label distance, train to held out", facts.test_distance, digits=2)
     return table

@@ -1,4 +1,4 @@
-"""What the theory says, in words: for the terminal, the page and files alike."""
+"""The theory in words, for the terminal, the page and files."""
 
 from collections.abc import Mapping
 from textwrap import wrap
@@ -10,7 +10,7 @@ from perfed.theory.advice import Advice
 
 
 def number(value: float | None) -> str:
-    """A number; what has no bound is said to have none."""
+    """A number; `unbounded` for None."""
     return "unbounded" if value is None else f"{value:.4g}"
 
 
@@ -43,10 +43,10 @@ def distance_line(theory: Mapping[str, Any]) -> str:
     between = "" if low == high else f", between {low:.3g} and {high:.3g}"
     what = "labels" if found["on"] == "labels" else "examples"
     count = len(set(group))
-    told = f"{count} groups of similar clients" if count > 1 else "no groups stand out"
+    groups = f"{count} groups of similar clients" if count > 1 else "no groups stand out"
     line = (
         f"clients' {what} are {mean:.3g} from the average ones on average{between}, "
-        f"{max(distance):.3g} at most ({found['method']}; Per-FedAvg, 4.1); {told}"
+        f"{max(distance):.3g} at most ({found['method']}; Per-FedAvg, 4.1); {groups}"
     )
     if found["method"] != "total variation":
         return line
@@ -58,10 +58,10 @@ def distance_line(theory: Mapping[str, Any]) -> str:
 
 def advice_file(advice: Advice, source: str) -> str:
     """The advised configuration as a TOML file, with the reasoning above it."""
-    told = [f"Advised for {source}:"]
-    told += [f"{one.setting} = {one.value}: {one.why}" for one in advice.reasons]
+    lines = [f"Advised for {source}:"]
+    lines += [f"{one.setting} = {one.value}: {one.why}" for one in advice.reasons]
     comment = "\n".join(
-        f"# {part}" for line in told for part in wrap(line, 96, subsequent_indent="    ")
+        f"# {part}" for line in lines for part in wrap(line, 96, subsequent_indent="    ")
     )
     return f"{comment}\n\n{tomli_w.dumps(advice.values)}"
 

@@ -52,7 +52,7 @@ def distribution_section(groups: Sequence[Group]) -> PageSection:
         if "global" in model_kinds(groups)
         else ""
     )
-    headings = ("Method", "Model", "least", "p10", "p25", "median", "p75", "p90", "most")
+    headings = ("Method", "Model", "min", "p10", "p25", "median", "p75", "p90", "max")
     table = markup.table(headings, rows, f"{score_name(score)} over clients after the last round.")
     return PageSection(
         "clients",
