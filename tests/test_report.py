@@ -284,6 +284,10 @@ def test_gains_are_counted() -> None:
     gain = grouped([run])[0].gain()
     assert gain is not None
     assert count_line(gain, "accuracy").endswith("of 1 the score is not defined")
+    run.scores["global"]["accuracy"][-1] = np.nan
+    gain = grouped([run])[0].gain()
+    assert gain is not None
+    assert count_line(gain, "accuracy") == "no client has this score for both models"
 
 
 def personal_and_global() -> list[RecordedRun]:
