@@ -223,7 +223,7 @@ def test_two_step_rounds_by_numpy() -> None:
             sizes.append(len(rows[1]))
         w = np.average(models, axis=0, weights=sizes)
     np.testing.assert_allclose(engine.advance(state, 3).params, w, atol=1e-5)
-    assert experiment.method.gradients(9) == 2 * 3 * 4
+    assert experiment.method.gradient_count(9) == 2 * 3 * 4
 
 
 def test_test_then_train_by_numpy() -> None:

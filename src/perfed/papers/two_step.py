@@ -74,9 +74,9 @@ class TwoStepPerFedAvg(Method):
 
         return LocalUpdate(take_steps(step, received.params, batches, self.tau)[0])
 
-    def gradients(self, size: int) -> int:
+    def gradient_count(self, size: int) -> int:
         """Two for each local step."""
-        return 2 * super().gradients(size)
+        return 2 * super().gradient_count(size)
 
 
 def adapt_on_test_then_train(
