@@ -45,7 +45,8 @@ def loss(values: dict[str, Any]) -> float:
     return float(config.train(config.build()).scores["personalized"].loss.mean())
 
 
-@pytest.mark.parametrize("method", ["per-fedavg", pytest.param("pfedme", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["per-fedavg", "pfedme"])
 def test_advice_beats_the_defaults(method: str) -> None:
     """On held-out data, which it has not seen; and everything it says is in the configuration."""
     values = SYNTHETIC | {"method": {"name": method}}
@@ -172,7 +173,7 @@ def test_every_candidate_meets_its_own_limits(curvature: float) -> None:
             assert named(found, text).holds
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedme"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("pfedme", marks=pytest.mark.slow)])
 def test_advice_never_sees_held_out_data(name: str) -> None:
     """All held-out rows replaced by noise: the same choices, to the last digit."""
     values = SYNTHETIC | {"rounds": 20, "method": {"name": name}}

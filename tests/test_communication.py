@@ -481,7 +481,7 @@ def test_fedpaq_from_a_file(tmp_path: Path) -> None:
         (["network.ratio=1.0", "network.bandwidth=1.0"], "give either ratio"),
         (["method.name=fedpaq"], "method.lr = None: give exactly one of lr"),
         (["method.name=fedpaq", "method.lr=0.1", "codec.name=sign"], "codec: fedpaq brings its"),
-        (["method.name=fedpaq", "method.lr=0.1", "method.r=2"], "method.r = 2: cohort says 3"),
+        (["method.name=fedpaq", "method.lr=0.1", "method.r=2"], "method.r = 2: cohort is 3"),
         (["method.name=qsgd", "method.lr=0.1", "method.tau=2"], "method.tau: no such setting"),
     ],
 )  # fmt: skip

@@ -121,6 +121,7 @@ def test_run_resume_report_adapt_and_predict(tmp_path: Path, config: Path) -> No
     assert np.mean(np.array(predictions) == client[1].astype(str)) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_sweep(tmp_path: Path, config: Path) -> None:
     grid = ["--grid", "method.lam=0.01,1.0", "--seeds", 2]

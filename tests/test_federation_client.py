@@ -168,7 +168,11 @@ def own_model(data: Path, name: str) -> dict[str, np.ndarray]:
         (FEDAVG, {"codec": {"name": "top-k", "fraction": 0.3, "error_feedback": True}}),
         (FEDAVG, {"codec": {"name": "float32", "downlink": {"name": "float16"}}}),
         ({"name": "fedpaq", "lr": 0.1, "tau": 3, "batch": 5, "s": 2, "r": 2}, {}),
-        ({"name": "per-fedavg", "variant": "hf", "alpha": 0.05, "beta": 0.1, "tau": 3}, {}),
+        pytest.param(
+            {"name": "per-fedavg", "variant": "hf", "alpha": 0.05, "beta": 0.1, "tau": 3},
+            {},
+            marks=pytest.mark.slow,
+        ),
         (
             {"name": "per-fedavg", "variant": "exact", "tau": 3, "send_iterate": True},
             {"codec": {"name": "low-precision", "levels": 9}},

@@ -219,7 +219,7 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(
         ("a:99999,b", 0, "write HOST:PORT,HOST"),
         ("a:80,,b", 0, "write HOST:PORT,HOST"),
         ("a:80,b", 2, "must be between 0 and 1"),
-        ("auto", 1, "is what the launcher says"),
+        ("auto", 1, "is set by the launcher"),
         ("127.0.0.1:80,127.0.0.1", None, "this machine is 2 of these; choose one by --rank"),
         ("nowhere.invalid:80,neither.invalid", None, "this machine is 0 of these"),
     ],
@@ -241,7 +241,10 @@ def test_all_have_as_many_devices(config: Path) -> None:
     """Processes of one machine are given as many; of others it is said."""
     first, second = together([config] * 2, "12")
     assert (first.returncode, second.returncode) == (2, 2)
-    assert "process 0 has 1, process 1 has 2 devices; all need as many" in first.stderr
+    assert (
+        "error --hosts: process 0 has 1, process 1 has 2 devices; set PERFED_DEVICES"
+        in first.stderr
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")

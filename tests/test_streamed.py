@@ -70,9 +70,13 @@ def make(data: Federation, method: Any, **options: Any) -> Experiment:
     ("method", "options"),
     [
         (FedAvg(lr=0.05, tau=3, batch=8), {"weighting": "size", "sampling": "epochs"}),
-        (PerFedAvg("hf", alpha=0.05, beta=0.05, tau=2, batch=8, send_iterate=True), {}),
+        pytest.param(
+            PerFedAvg("hf", alpha=0.05, beta=0.05, tau=2, batch=8, send_iterate=True),
+            {},
+            marks=pytest.mark.slow,
+        ),
         (PFEDME, {"pipeline": Pipeline.of(TopK(0.3), True), "downlink": LowPrecision(15)}),
-        (Local(lr=0.05, tau=3, batch="full"), {}),
+        pytest.param(Local(lr=0.05, tau=3, batch="full"), {}, marks=pytest.mark.slow),
     ],
     ids=["fedavg", "per-fedavg", "pfedme", "local"],
 )

@@ -80,6 +80,8 @@ class Hosts:
             _check_devices()
             with _without_stdout():
                 multihost_utils.sync_global_devices("met")
+        except BroadcastError:
+            raise  # they are connected, and do not fit together
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
