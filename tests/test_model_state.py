@@ -246,13 +246,14 @@ def test_all_of_the_data_has_no_batch_statistics(data: Any) -> None:
 
 
 def test_frozen_leaves_are_one_copy_and_never_sent(data: Any) -> None:
-    setup = make(data, replace(METHODS[0], adapt_batch="full"), Adapted(base()))
+    setup = make(data, FedAvg(lr=0.05, tau=3, batch=8), Adapted(base()))
     plain, fast = Sequential(setup), Vectorized(setup, 2, 2)
     expected, traffic = plain.run(plain.init(), 2)
     state, _ = fast.run(fast.init(), 2)
     assert_close(state, expected, 2e-5)
     np.testing.assert_array_equal(traffic.uplink, HEADER + 4 * 32 * 10)
-    frozen: Any = fast._data.frozen["w"]
+    of_all: Any = fast._data.frozen
+    frozen = of_all["w"]
     shards = [shard.data.unsafe_buffer_pointer() for shard in frozen.addressable_shards]
     assert len(shards) == 2, "one for each device"
     assert len(set(shards)) == 1, "which are one on a CPU"
