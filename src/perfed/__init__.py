@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         register,
     )
     from perfed.methods.optimizers import SGD, Adam, AdamW, Yogi
-    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax
+    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax, lora
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
     from perfed.pipeline.codecs import (
         BFloat16,
@@ -58,7 +58,7 @@ _PLACES = {
         "RoundContext", "method", "register",
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
-    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax"),
+    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "lora"),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
         "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
@@ -129,6 +129,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "load",
+    "lora",
     "method",
     "qsgd",
     "register",

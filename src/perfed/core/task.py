@@ -72,7 +72,7 @@ class Task:
     @cached_property
     def is_random(self) -> bool:
         """Whether the model draws random numbers in training, or is otherwise different there."""
-        return _takes(self.model, "key")
+        return bool(getattr(self.model, "is_random", _takes(self.model, "key")))
 
     @cached_property
     def is_state(self) -> Callable[[Path], bool] | None:

@@ -1,6 +1,7 @@
 """Arithmetic on trees of parameters. A leaf that is None is not there, and stays away."""
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import jax
@@ -74,6 +75,14 @@ def leaves_where(chosen: Callable[[Path], bool], tree: Params) -> Params:
 def path_name(path: Path) -> str:
     """A place as text: `layers.0.w`; that of a tree which is a single leaf is `w`."""
     return ".".join(map(str, path)) or "w"
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a leaf is named by a pattern: by its name, or as a part of the tree that it is in.
+
+    `head` stands for `head.w` and `head.b`, and `*.lora_B` for what is so called in any layer.
+    """
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def partition(tree: Params, chosen: Sequence[bool]) -> tuple[Params, Params]:

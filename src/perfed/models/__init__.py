@@ -8,6 +8,7 @@ from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
 from perfed.models.function_model import FunctionModel
 from perfed.models.gru import GRU
+from perfed.models.lora import LoRA, lora
 from perfed.models.mlp import MLP, MLR
 
 MODELS: dict[str, type[MLR] | type[MLP] | type[CNN] | type[GRU]] = {
@@ -18,4 +19,15 @@ MODELS: dict[str, type[MLR] | type[MLP] | type[CNN] | type[GRU]] = {
     "gru": GRU,
 }
 
-__all__ = ["CNN", "GRU", "MLP", "MLR", "MODELS", "FunctionModel", "from_equinox", "from_flax"]
+__all__ = [
+    "CNN",
+    "GRU",
+    "MLP",
+    "MLR",
+    "MODELS",
+    "FunctionModel",
+    "LoRA",
+    "from_equinox",
+    "from_flax",
+    "lora",
+]

@@ -18,6 +18,7 @@ from perfed.core.trees import (
     Params,
     Path,
     combine,
+    is_named,
     leaf_paths,
     partition,
     path_name,
@@ -140,7 +141,7 @@ class Experiment:
         pipeline: what happens to clients' deltas on their way.
         downlink: how the server's model is written, the same for the whole cohort.
         personal: leaves that stay with their clients, whatever the method, by name or by the start
-            of it: `head` stands for `head.w` and `head.b`.
+            of it: `head` stands for `head.w` and `head.b`, `*.lora_B` for those of all layers.
         batch_norm: what clients share of layers that keep running statistics, as batch
             normalization does: all (`shared`), nothing (`personal`, which is FedBN), or all but the
             statistics (`personal-statistics`).
@@ -184,7 +185,7 @@ class Experiment:
         require(whole, "downlink", self.downlink, allowed)
         names = [path_name(path) for path in leaf_paths(self.model_shape)]
         for pattern in self.personal:
-            known = any(_is_at(name, pattern) for name in names)
+            known = any(is_named(name, pattern) for name in names)
             allowed = f"names no leaf of the model; they are {', '.join(names)}"
             require(known, "personal", pattern, allowed)
 
@@ -391,7 +392,7 @@ def shared_leaves(
     return tuple(
         method.is_shared(path)
         and path not in kept
-        and not any(_is_at(path_name(path), p) for p in personal)
+        and not any(is_named(path_name(path), p) for p in personal)
         for path in paths
     )
 
@@ -423,11 +424,6 @@ def _check_model(task: Task, federation: Federation) -> None:
         fits = len(outputs) == 2 and outputs[1] >= wanted
         what = f"the data have {wanted} classes"
     require(fits, "model", model, f"gives outputs of shape {outputs[1:]}, but {what}")
-
-
-def _is_at(name: str, pattern: str) -> bool:
-    """Whether a leaf is named by a pattern: its name, or a part of the tree that it is in."""
-    return name == pattern or name.startswith(f"{pattern}.")
 
 
 def _init(model: Model, seed: IntLike) -> Params:
