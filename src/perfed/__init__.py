@@ -22,7 +22,19 @@ if TYPE_CHECKING:
         register,
     )
     from perfed.methods.optimizers import SGD, Adam, AdamW, Yogi
-    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax
+    from perfed.models import (
+        CNN,
+        GRU,
+        LSTM,
+        MLP,
+        MLR,
+        LeNet,
+        PFLlibCNN,
+        ResNet18,
+        Transformer,
+        from_equinox,
+        from_flax,
+    )
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
     from perfed.pipeline.codecs import (
         BFloat16,
@@ -56,7 +68,10 @@ _PLACES = {
         "RoundContext", "method", "register",
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
-    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax"),
+    "models": (
+        "CNN", "GRU", "LSTM", "LeNet", "MLP", "MLR", "PFLlibCNN", "ResNet18", "Transformer",
+        "from_equinox", "from_flax",
+    ),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
         "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
@@ -75,6 +90,7 @@ _prepare()  # before JAX starts
 __all__ = [
     "CNN",
     "GRU",
+    "LSTM",
     "MLP",
     "MLR",
     "SGD",
@@ -98,6 +114,7 @@ __all__ = [
     "FieldError",
     "Float16",
     "Float32",
+    "LeNet",
     "Local",
     "LocalUpdate",
     "LowPrecision",
@@ -105,11 +122,13 @@ __all__ = [
     "Method",
     "Network",
     "Objective",
+    "PFLlibCNN",
     "PFedMe",
     "PerFedAvg",
     "Pipeline",
     "RandomK",
     "Received",
+    "ResNet18",
     "Result",
     "RoundContext",
     "Run",
@@ -120,6 +139,7 @@ __all__ = [
     "TopK",
     "TrainOptions",
     "Trainer",
+    "Transformer",
     "Vectorized",
     "Yogi",
     "engine_for",
