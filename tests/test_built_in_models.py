@@ -1,5 +1,6 @@
 """Built-in models of published papers against PyTorch's own modules, with the same weights."""
 
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -74,7 +75,7 @@ class Convolutional(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.conv1 = nn.Conv2d(depth, channels[0], 5)
         self.conv2 = nn.Conv2d(*channels, 5)
-        self.dense = nn.ModuleList(nn.Linear(a, b) for a, b in zip(dense, dense[1:], strict=False))
+        self.dense = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(dense))
 
     def forward(self, x: Any) -> Any:
         for convolution in (self.conv1, self.conv2):
@@ -289,8 +290,8 @@ def test_a_transformer_is_pytorchs(layers: int, remat: bool) -> None:
     assert_close(grads["places"], module.places.grad)
     for i, layer in enumerate(grads["layers"]):
         own = module.layers.layers[i]
-        heads = np.concatenate([layer[name]["w"] for name in ("query", "key", "value")])
-        assert_close(heads, own.self_attn.in_proj_weight.grad, "heads")
+        theirs = np.concatenate([layer[name]["w"] for name in ("query", "key", "value")])
+        assert_close(theirs, own.self_attn.in_proj_weight.grad, "heads")
         for name, place in names.items():
             assert_close(layer[name]["w"], own.get_submodule(place).weight.grad, name)
             assert_close(layer[name]["b"], own.get_submodule(place).bias.grad, name)

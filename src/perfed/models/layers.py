@@ -95,7 +95,8 @@ def init_norm(channels: int) -> dict[str, Array]:
 
 def layer_norm(layer: Any, x: Float[Array, "... channels"]) -> Float[Array, "... channels"]:
     """Each vector with mean 0 and variance 1, then scaled and shifted."""
-    return _normal(x, (-1,)) * layer["scale"] + layer["shift"]
+    normal: Array = _normal(x, (-1,)) * layer["scale"] + layer["shift"]
+    return normal
 
 
 def group_norm(
@@ -104,7 +105,9 @@ def group_norm(
     """Each group of an image's channels with mean 0 and variance 1; channels scaled and shifted."""
     b, height, width, channels = x.shape
     grouped = x.reshape(b, height * width, groups, channels // groups)
-    return _normal(grouped, (1, 3)).reshape(x.shape) * layer["scale"] + layer["shift"]
+    normal = _normal(grouped, (1, 3)).reshape(x.shape)
+    scaled: Array = normal * layer["scale"] + layer["shift"]
+    return scaled
 
 
 def _normal(x: Array, axes: tuple[int, ...]) -> Array:

@@ -73,7 +73,9 @@ class LSTM:
 
         nothing = jnp.zeros((x.shape[1], self.hidden), x.dtype)
         read = linear(layer["read"], x)
-        return jax.lax.scan(checkpoint_if(self.remat, step), (nothing, nothing), read)[1]
+        first = (nothing, nothing)
+        states: Array = jax.lax.scan(checkpoint_if(self.remat, step), first, read)[1]
+        return states
 
 
 def _init_layer(key: PRNGKeyArray, inputs: int, hidden: int) -> dict[str, Any]:
