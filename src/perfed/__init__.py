@@ -23,7 +23,20 @@ if TYPE_CHECKING:
         register,
     )
     from perfed.methods.optimizers import SGD, Adam, AdamW, Yogi
-    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax, lora
+    from perfed.models import (
+        CNN,
+        GRU,
+        LSTM,
+        MLP,
+        MLR,
+        LeNet,
+        PFLlibCNN,
+        ResNet18,
+        Transformer,
+        from_equinox,
+        from_flax,
+        lora,
+    )
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
     from perfed.pipeline.codecs import (
         BFloat16,
@@ -58,7 +71,10 @@ _PLACES = {
         "RoundContext", "method", "register",
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
-    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "lora"),
+    "models": (
+        "CNN", "GRU", "LSTM", "LeNet", "MLP", "MLR",
+        "PFLlibCNN", "ResNet18", "Transformer", "from_equinox", "from_flax", "lora",
+    ),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
         "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
@@ -77,6 +93,7 @@ _prepare()  # before JAX starts
 __all__ = [
     "CNN",
     "GRU",
+    "LSTM",
     "MLP",
     "MLR",
     "SGD",
@@ -100,6 +117,7 @@ __all__ = [
     "FieldError",
     "Float16",
     "Float32",
+    "LeNet",
     "Local",
     "LocalUpdate",
     "LowPrecision",
@@ -107,11 +125,13 @@ __all__ = [
     "Method",
     "Network",
     "Objective",
+    "PFLlibCNN",
     "PFedMe",
     "PerFedAvg",
     "Pipeline",
     "RandomK",
     "Received",
+    "ResNet18",
     "Result",
     "RoundContext",
     "Run",
@@ -122,6 +142,7 @@ __all__ = [
     "TopK",
     "TrainOptions",
     "Trainer",
+    "Transformer",
     "Vectorized",
     "Yogi",
     "engine_for",

@@ -3,30 +3,48 @@
 A model is anything with `init(key) -> params` and `apply(params, x) -> outputs`.
 """
 
+from collections.abc import Callable
+
+from perfed.core.task import Model
 from perfed.models.cnn import CNN
 from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
 from perfed.models.function_model import FunctionModel
 from perfed.models.gru import GRU
+from perfed.models.lenet import LeNet
 from perfed.models.lora import LoRA, lora
+from perfed.models.lstm import LSTM
 from perfed.models.mlp import MLP, MLR
+from perfed.models.pfllib_cnn import PFLlibCNN
+from perfed.models.resnet import ResNet18
+from perfed.models.transformer import Transformer
 
-MODELS: dict[str, type[MLR] | type[MLP] | type[CNN] | type[GRU]] = {
+MODELS: dict[str, Callable[..., Model]] = {
     "mlr": MLR,
     "linear": MLR,
     "mlp": MLP,
     "cnn": CNN,
+    "pfllib-cnn": PFLlibCNN,
+    "lenet": LeNet,
+    "resnet18": ResNet18,
     "gru": GRU,
+    "lstm": LSTM,
+    "transformer": Transformer,
 }
 
 __all__ = [
     "CNN",
     "GRU",
+    "LSTM",
     "MLP",
     "MLR",
     "MODELS",
     "FunctionModel",
+    "LeNet",
     "LoRA",
+    "PFLlibCNN",
+    "ResNet18",
+    "Transformer",
     "from_equinox",
     "from_flax",
     "lora",

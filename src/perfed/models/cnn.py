@@ -4,12 +4,18 @@ from dataclasses import dataclass
 from typing import final
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from perfed.core.errors import require
 from perfed.core.trees import Params
-from perfed.models.layers import flatten, init_linear, linear, output_layer
+from perfed.models.layers import (
+    flatten,
+    init_linear,
+    linear,
+    max_pool,
+    output_layer,
+    patches,
+)
 
 
 @final
@@ -60,24 +66,5 @@ class CNN:
         """The logits."""
         x = x.astype(params["out"]["b"].dtype)
         for layer in params["convolutions"]:
-            x = _max_pool(jax.nn.relu(linear(layer, _patches(x))))
+            x = max_pool(jax.nn.relu(linear(layer, patches(x, 3, padding=1))))
         return output_layer(params["out"], jax.nn.relu(linear(params["dense"], flatten(x))))
-
-
-def _patches(x: Float[Array, "b height width depth"]) -> Float[Array, "b height width 9*depth"]:
-    """Each pixel's 3x3 neighborhood, zero outside.
-
-    A convolution is then a matrix product, which stays one when clients with their own kernels are
-    vectorized; a grouped convolution, its alternative, is far slower on the CPU.
-    """
-    height, width = x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return jnp.concatenate(
-        [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)], axis=-1
-    )
-
-
-def _max_pool(x: Float[Array, "b height width depth"]) -> Float[Array, "b height/2 width/2 depth"]:
-    b, height, width, depth = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(b, height // 2, 2, width // 2, 2, depth).max(axis=(2, 4))

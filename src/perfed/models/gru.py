@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from perfed.core.errors import require
 from perfed.core.trees import Params
-from perfed.models.layers import checkpoint_if, init_linear, linear, output_layer
+from perfed.models.layers import checkpoint_if, embed, init_linear, linear, output_layer
 
 
 @final
@@ -37,9 +37,9 @@ class GRU:
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Fresh parameters."""
-        embed, read, recall, out = jax.random.split(key, 4)
+        embedding, read, recall, out = jax.random.split(key, 4)
         return {
-            "embedding": jax.random.normal(embed, (self.embedding, self.symbols)),
+            "embedding": jax.random.normal(embedding, (self.embedding, self.symbols)),
             "read": init_linear(read, self.embedding, 3 * self.hidden),
             "recall": init_linear(recall, self.hidden, 3 * self.hidden),
             "out": init_linear(out, self.hidden, self.classes),
@@ -47,9 +47,7 @@ class GRU:
 
     def apply(self, params: Params, x: Int[Array, "b length"]) -> Float[Array, "b classes"]:
         """The logits of what comes after the text."""
-        # Symbols as one-hot rows: a product, whose derivative is no scatter (slow in a vmap).
-        symbols = jax.nn.one_hot(x.T, self.symbols, dtype=params["embedding"].dtype)
-        read = linear(params["read"], symbols @ params["embedding"].T)
+        read = linear(params["read"], embed(params["embedding"], x.T))
 
         def step(state: Array, read: Array) -> tuple[Array, None]:
             recalled = linear(params["recall"], state)

@@ -5,7 +5,10 @@ from math import prod
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+
+from perfed.core.errors import require
 
 
 def init_linear(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:
@@ -34,9 +37,83 @@ def output_layer(layer: Any, x: Float[Array, "b inputs"]) -> Float[Array, "b out
     return outputs
 
 
+def embed(table: Float[Array, "width symbols"], x: Int[Array, "..."]) -> Float[Array, "... width"]:
+    """The column of each symbol."""
+    # Symbols as one-hot rows: a product, whose derivative is no scatter (slow in a vmap).
+    chosen = jax.nn.one_hot(x, table.shape[1], dtype=table.dtype)
+    return chosen @ table.T
+
+
 def flatten(x: Shaped[Array, "b ..."]) -> Shaped[Array, "b features"]:
     """Each example as one vector."""
     return x.reshape(x.shape[0], prod(x.shape[1:]))
+
+
+def patches(
+    x: Float[Array, "b height width depth"], size: int, stride: int = 1, padding: int = 0
+) -> Float[Array, "b rows columns features"]:
+    """The neighborhood of `size` x `size` of each pixel that a convolution visits, zero outside.
+
+    A convolution is then a matrix product, which stays one when clients with their own kernels are
+    vectorized; a grouped convolution, its alternative, is far slower on the CPU.
+    """
+    edge = (padding, padding)
+    x = jnp.pad(x, ((0, 0), edge, edge, (0, 0)))
+    # How many pixels there are from the first visited to the last.
+    height, width = ((side - size) // stride * stride + 1 for side in x.shape[1:3])
+    return jnp.concatenate(
+        [
+            x[:, i : i + height : stride, j : j + width : stride]
+            for i in range(size)
+            for j in range(size)
+        ],
+        axis=-1,
+    )
+
+
+def max_pool(x: Float[Array, "b height width depth"]) -> Float[Array, "b rows columns depth"]:
+    """The largest of every 2x2 pixels; an odd last row or column is left out."""
+    b, height, width, depth = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(b, height // 2, 2, width // 2, 2, depth).max(axis=(2, 4))
+
+
+def require_pixels(image: tuple[int, int, int], least: int) -> None:
+    """Raise unless images are at least so high and wide."""
+    height, width, _ = image
+    allowed = (
+        f"has {height}x{width} pixels, and this network's convolutions and pooling need "
+        f'{least}x{least} or more; use "cnn", whose channels fit smaller ones'
+    )
+    require(min(height, width) >= least, "image", image, allowed)
+
+
+def init_norm(channels: int) -> dict[str, Array]:
+    """A normalization that begins without a scale and a shift of its own."""
+    return {"scale": jnp.ones(channels), "shift": jnp.zeros(channels)}
+
+
+def layer_norm(layer: Any, x: Float[Array, "... channels"]) -> Float[Array, "... channels"]:
+    """Each vector with mean 0 and variance 1, then scaled and shifted."""
+    normal: Array = _normal(x, (-1,)) * layer["scale"] + layer["shift"]
+    return normal
+
+
+def group_norm(
+    layer: Any, x: Float[Array, "b height width channels"], groups: int
+) -> Float[Array, "b height width channels"]:
+    """Each group of an image's channels with mean 0 and variance 1; channels scaled and shifted."""
+    b, height, width, channels = x.shape
+    grouped = x.reshape(b, height * width, groups, channels // groups)
+    normal = _normal(grouped, (1, 3)).reshape(x.shape)
+    scaled: Array = normal * layer["scale"] + layer["shift"]
+    return scaled
+
+
+def _normal(x: Array, axes: tuple[int, ...]) -> Array:
+    centered = x - x.mean(axes, keepdims=True)
+    variance = (centered**2).mean(axes, keepdims=True)
+    return centered * jax.lax.rsqrt(variance + 1e-5)
 
 
 def checkpoint_if(remat: bool, function: Callable[..., Any]) -> Callable[..., Any]:
