@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         register,
     )
     from perfed.methods.optimizers import SGD, Adam, AdamW, Yogi
-    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax
+    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax, from_torch
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
     from perfed.pipeline.codecs import (
         BFloat16,
@@ -56,7 +56,7 @@ _PLACES = {
         "RoundContext", "method", "register",
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
-    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax"),
+    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "from_torch"),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
         "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
@@ -126,6 +126,7 @@ __all__ = [
     "fedpaq",
     "from_equinox",
     "from_flax",
+    "from_torch",
     "load",
     "method",
     "qsgd",

@@ -6,6 +6,7 @@ A model is anything with `init(key) -> params` and `apply(params, x) -> outputs`
 from perfed.models.cnn import CNN
 from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
+from perfed.models.from_torch import from_torch
 from perfed.models.function_model import FunctionModel
 from perfed.models.gru import GRU
 from perfed.models.mlp import MLP, MLR
@@ -18,4 +19,14 @@ MODELS: dict[str, type[MLR] | type[MLP] | type[CNN] | type[GRU]] = {
     "gru": GRU,
 }
 
-__all__ = ["CNN", "GRU", "MLP", "MLR", "MODELS", "FunctionModel", "from_equinox", "from_flax"]
+__all__ = [
+    "CNN",
+    "GRU",
+    "MLP",
+    "MLR",
+    "MODELS",
+    "FunctionModel",
+    "from_equinox",
+    "from_flax",
+    "from_torch",
+]
