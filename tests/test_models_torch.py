@@ -1,6 +1,7 @@
 """PyTorch modules as models: what torch computes, and what torch would learn."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -10,11 +11,13 @@ import pytest
 
 from perfed import FedAvg, FieldError, PerFedAvg, PFedMe, from_torch, load, simulate
 from perfed.core.objective import cross_entropy
-from perfed.core.trees import leaf_paths, path_name
+from perfed.core.trees import leaf_paths, leaves_where, path_name
 
-torch = pytest.importorskip("torch", reason='needs "perfed[torch]"')
+pytest.importorskip("torch", reason='needs "perfed[torch]"')
 pytest.importorskip("torchax", reason='needs "perfed[torch]"')
-nn = torch.nn
+import torch
+from torch import nn
+
 Key = jax.random.key
 
 
@@ -46,6 +49,17 @@ class Block(nn.Module):  # type: ignore[misc]
         return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
+class Pooled(nn.Module):  # type: ignore[misc]
+    """Some layers, of whose outputs the mean over each channel is taken."""
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x).mean((2, 3))
+
+
 class ResNet(nn.Module):  # type: ignore[misc]
     def __init__(self, norm: Callable[[int], Any], widths: tuple[int, ...], blocks: int) -> None:
         super().__init__()
@@ -65,14 +79,15 @@ class ResNet(nn.Module):  # type: ignore[misc]
 class Reader(nn.Module):  # type: ignore[misc]
     """A recurrent network for texts; its first state is made in `forward`, on no device."""
 
-    def __init__(self, kind: Any, hidden: int = 12) -> None:
+    def __init__(self, kind: Any, layers: int = 2) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(20, 8)
-        self.rnn = kind(8, hidden, num_layers=2, bidirectional=True, batch_first=True)
-        self.fc = nn.Linear(2 * hidden, 20)
+        self.embedding, ways = nn.Embedding(20, 8), layers
+        self.rnn = kind(8, 12, num_layers=layers, bidirectional=ways == 2, batch_first=True)
+        self.fc = nn.Linear(12 * ways, 20)
 
     def forward(self, x: Any) -> Any:
-        shape = (4, len(x), self.rnn.hidden_size)
+        ways = 2 if self.rnn.bidirectional else 1
+        shape = (self.rnn.num_layers * ways, len(x), 12)
         first = torch.zeros(shape)
         pair = (first, torch.zeros(shape)) if isinstance(self.rnn, nn.LSTM) else first
         return self.fc(self.rnn(self.embedding(x), pair)[0][:, -1])
@@ -81,11 +96,11 @@ class Reader(nn.Module):  # type: ignore[misc]
 class Encoder(nn.Module):  # type: ignore[misc]
     """A small transformer with learned positions."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, layers: int = 2) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(20, 16), nn.Embedding(9, 16)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout, "gelu", batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.register_buffer("order", torch.arange(9))
         self.fc = nn.Linear(16, 20)
 
@@ -119,8 +134,8 @@ def texts(length: int = 9) -> np.ndarray:
 
 CASES = {
     "cnn": (Flat, lambda: images(4, 1, 28, 28)),
-    "resnet-group": (lambda: ResNet(group, (8, 16), 1), lambda: images(4, 3, 8, 8)),
-    "resnet-batch": (lambda: ResNet(nn.BatchNorm2d, (8, 16), 1), lambda: images(4, 3, 8, 8)),
+    "resnet-group": (lambda: ResNet(group, (8,), 1), lambda: images(4, 3, 8, 8)),
+    "resnet-batch": (lambda: ResNet(nn.BatchNorm2d, (4, 8), 1), lambda: images(4, 3, 8, 8)),
     "lstm": (lambda: Reader(nn.LSTM), texts),
     "gru": (lambda: Reader(nn.GRU), texts),
     "rnn": (lambda: Reader(nn.RNN), texts),
@@ -132,8 +147,8 @@ CASES = {
             nn.ConvTranspose2d(8, 3, 3, stride=2, output_padding=1),
             nn.AvgPool2d(2),
             nn.Flatten(),
-            nn.LayerNorm(192),
-            nn.LazyLinear(10),
+            nn.LayerNorm(243),
+            nn.Linear(243, 10),
         ),
         lambda: images(3, 4, 8, 8),
     ),
@@ -151,6 +166,11 @@ def torch_input(x: np.ndarray) -> Any:
     return torch.from_numpy(x).long() if x.dtype == np.int32 else torch.from_numpy(x)
 
 
+def written(model: Any, params: Any) -> Any:
+    """The user's module with these weights."""
+    return model.write_back(params)
+
+
 def close(a: Any, b: Any) -> None:
     a, b = np.asarray(a), np.asarray(b)
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(b).max())))
@@ -163,7 +183,6 @@ def by_name(params: Any) -> dict[str, Any]:
 
 def check_against_torch(module: Any, x: np.ndarray) -> None:
     """Outputs in evaluation and training, gradients, and the statistics after a step."""
-    module(torch_input(x))  # a lazy layer gets its shapes
     model = from_torch(module.eval())
     params = model.init(Key(0))
     expected = module(torch_input(x))
@@ -177,7 +196,7 @@ def check_against_torch(module: Any, x: np.ndarray) -> None:
     def training_loss(params: Any) -> Any:
         outputs = model.apply(params, x, key=Key(1))
         outputs, renewed = outputs if model.is_state else (outputs, params)
-        return cross_entropy(outputs, y).mean(), renewed
+        return cross_entropy(outputs, jnp.asarray(y)).mean(), renewed
 
     (own, renewed), grads = jax.jit(jax.value_and_grad(training_loss, has_aux=True))(params)
     close(own, loss.item())
@@ -205,24 +224,35 @@ def test_resnet_18(norm: Any) -> None:
     check_against_torch(ResNet(norm, (64, 128, 256, 512), 2), images(4, 3, 32, 32))
 
 
-@pytest.mark.parametrize("case", ["cnn", "resnet-group", "lstm", "transformer"])
+SMALL = {
+    "group": (lambda: Pooled(Block(group, 4, 6, 2)), lambda: images(4, 4, 4, 4)),
+    "batch": (lambda: Pooled(Block(nn.BatchNorm2d, 4, 6, 2)), lambda: images(4, 4, 4, 4)),
+    "lstm": (lambda: Reader(nn.LSTM, 1), lambda: texts(4)),
+    "transformer": (lambda: Encoder(1), lambda: texts(4)),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
 def test_clients_at_once_and_second_derivatives(case: str) -> None:
     """Hessian-vector products under vmap, against torch one client at a time."""
-    build, x = CASES[case]
+    build, x = SMALL[case]
     module, inputs = made(build).eval(), x()
     model, y = from_torch(module), np.arange(len(inputs), dtype=np.int32) % 4
     params = model.init(Key(0))
     clients = jax.tree.map(lambda p: jnp.stack([p, 1.1 * p]), params)
 
     def loss(params: Any) -> Any:
-        return cross_entropy(model.apply(params, inputs), y).mean()
+        return cross_entropy(model.apply(params, inputs), jnp.asarray(y)).mean()
+
+    state = model.is_state or (lambda path: False)
 
     def product(params: Any) -> Any:
-        return jax.jvp(jax.grad(loss), (params,), (params,))[1]
+        direction = leaves_where(lambda path: not state(path), params)
+        return jax.jvp(jax.grad(loss), (params,), (direction,))[1]
 
     found = jax.jit(jax.vmap(product))(clients)
     # The reference: torch's own double backward, whose attention has one only without fusing.
-    own = model.write_back(jax.tree.map(lambda leaf: leaf[1], clients)).eval()
+    own = written(model, jax.tree.map(lambda leaf: leaf[1], clients)).eval()
     weights = list(own.parameters())
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         value = nn.functional.cross_entropy(own(torch_input(inputs)), torch.from_numpy(y).long())
@@ -239,7 +269,7 @@ def test_weights_go_in_and_out() -> None:
     before = {name: t.clone() for name, t in module.state_dict().items()}
     model = from_torch(module)
     params = jax.tree.map(lambda leaf: leaf + 1, model.init(Key(0)))
-    back = model.write_back(params)
+    back = written(model, params)
     assert type(back) is ResNet
     assert back is not module
     fresh = ResNet(nn.BatchNorm2d, (4,), 1)
@@ -251,7 +281,7 @@ def test_weights_go_in_and_out() -> None:
     x = images(2, 3, 8, 8)
     close(model.apply(params, x), back.eval()(torch.from_numpy(x)).detach())
     with pytest.raises(FieldError, match=r"fc\.bias.*shape \(3,\) here and \(10,\)"):
-        model.write_back({**params, "fc": {**params["fc"], "bias": jnp.ones(3)}})
+        written(model, {**params, "fc": {**params["fc"], "bias": jnp.ones(3)}})
 
 
 def test_the_users_module_may_change_later() -> None:
@@ -278,7 +308,7 @@ def test_shared_weights_are_one_leaf() -> None:
     params = model.init(Key(0))
     assert list(by_name(params)) == ["embedding.weight"]
     doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
-    back = model.write_back(doubled)
+    back = written(model, doubled)
     assert back.head.weight is back.embedding.weight
     close(model.apply(doubled, texts()), back(torch_input(texts())).detach())
 
@@ -302,14 +332,13 @@ def test_what_is_not_trained_is_frozen() -> None:
     close(model.apply(params, x), module(torch.from_numpy(x)).detach())
     zero = jax.tree.map(jnp.zeros_like, model.frozen)
     close(model.apply(params, x, frozen=zero), np.tile(module.head.bias.detach(), (5, 1)))
-    back = model.write_back(params)
+    back = written(model, params)
     close(back.base.weight.detach(), module.base.weight.detach())
     assert not back.base.weight.requires_grad
 
 
 DROPOUTS = {
     "dropout": (lambda: nn.Dropout(0.5), (64, 8)),
-    "channels": (lambda: nn.Dropout2d(0.5), (32, 16, 2, 2)),
     "lstm": (lambda: nn.LSTM(8, 8, 2, dropout=0.5), (5, 16, 8)),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.5), (5, 16, 8)),
 }
@@ -325,11 +354,10 @@ def test_a_key_drives_dropout(case: str) -> None:
     a, again, b = out(Key(1)), out(Key(1)), out(Key(2))
     np.testing.assert_array_equal(a, again)
     assert not np.allclose(a, b)
-    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x, key=None))
-    assert not np.allclose(a, model.apply(params, x))
+    assert not np.allclose(a, jax.jit(model.apply)(params, x))
     keys = jax.random.split(Key(3), 3)
     vmapped = jax.jit(jax.vmap(lambda key: model.apply(params, x, key)))(keys)
-    _, scanned = jax.lax.scan(lambda c, key: (c, model.apply(params, x, key)), 0, keys)
+    scanned = jax.jit(lambda: jax.lax.map(lambda key: model.apply(params, x, key), keys))()
     for i, key in enumerate(keys):
         close(vmapped[i], out(key))
         close(scanned[i], out(key))
@@ -362,7 +390,7 @@ def test_a_function_draws_by_the_seed() -> None:
     both = jax.vmap(model.init)(jnp.stack([Key(1), Key(2)]))
     np.testing.assert_array_equal(both["1"]["weight"][1], b["1"]["weight"])
     assert jax.eval_shape(model.init, Key(0))["3"]["bias"].shape == (10,)
-    close(model.write_back(b)[1].weight.detach(), b["1"]["weight"])
+    close(written(model, b)[1].weight.detach(), b["1"]["weight"])
 
 
 def test_images_of_perfed_have_channels_last() -> None:
@@ -374,7 +402,7 @@ def test_images_of_perfed_have_channels_last() -> None:
     with pytest.raises(FieldError, match="input_layout"):
         from_torch(module, input_layout="nhwc")  # type: ignore[arg-type]
     as_is = from_torch(module)
-    with pytest.raises(Exception, match="") as raised:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=r"channel|feature") as raised:
         as_is.apply(as_is.init(Key(0)), x)
     assert any("channels-last" in note for note in raised.value.__notes__)
 
@@ -403,10 +431,9 @@ def test_torch_is_as_before() -> None:
 
     for module in (mlp(4), Broken()):
         model = from_torch(module)
-        try:
+        expected = pytest.raises(RuntimeError, match="by the user")
+        with expected if isinstance(module, Broken) else nullcontext():
             model.apply(model.init(Key(0)), jnp.ones((2, 4)), Key(1))
-        except RuntimeError as error:
-            assert "by the user" in str(error)
         assert torch.get_default_device().type == "cpu"
         assert type(torch.zeros(2)) is torch.Tensor
         assert torch.is_grad_enabled()
@@ -446,7 +473,7 @@ def test_what_is_refused_at_once() -> None:
         from_torch(nn.BatchNorm1d(3, momentum=None))
     with pytest.raises(FieldError, match="track_running_stats=False"):
         from_torch(nn.InstanceNorm2d(3, track_running_stats=True))
-    with pytest.raises(FieldError, match="1 .LazyLinear.*pass a batch"):
+    with pytest.raises(FieldError, match=r"1 .LazyLinear.*pass a batch"):
         from_torch(nn.Sequential(nn.ReLU(), nn.LazyLinear(3)))
     with pytest.raises(FieldError, match=r"torch\.jit"):
         from_torch(torch.jit.script(nn.Linear(2, 2)))
@@ -471,7 +498,7 @@ def test_a_buffer_that_changes_is_refused() -> None:
     model = from_torch(Counter())
     params = model.init(Key(0))
     model.apply(params, jnp.ones((2, 3)))
-    with pytest.raises(FieldError, match="seen of Counter.*changes in training"):
+    with pytest.raises(FieldError, match=r"seen of Counter.*changes in training"):
         model.apply(params, jnp.ones((2, 3)), Key(0))
 
 
@@ -495,9 +522,9 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_run(method: str) -> None:
-    model = from_torch(made(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), mlp(144))),
-        input_layout="channels-last")  # fmt: skip
-    result = simulate(load("digits", clients=3), model, METHODS[method], rounds=1, cohort=2)
+    module = made(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.ELU(), mlp(18)))
+    model = from_torch(module, input_layout="channels-last")
+    result = simulate(load("digits", clients=4), model, METHODS[method], rounds=1, cohort=2)
     before, after = model.init(Key(0)), result.global_model
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
     assert not np.allclose(before["0"]["weight"], after["0"]["weight"])

@@ -1,4 +1,4 @@
-"""What the adapters of libraries share: libraries that may be missing, paths, choosing an output."""
+"""What the adapters of libraries share: missing libraries, places of leaves, choosing an output."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

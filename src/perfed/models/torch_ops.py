@@ -29,7 +29,8 @@ def environment() -> Any:
             raise FieldError(
                 "model", "a random operation", "draws numbers in evaluation, too, as none may"
             )
-        return env.param.get_and_rotate_prng_key()
+        key: PRNGKeyArray = env.param.get_and_rotate_prng_key()
+        return key
 
     env.get_and_rotate_prng_key = random_key
     env.override_op_definition(torch.nn.functional.batch_norm, _batch_norm)
