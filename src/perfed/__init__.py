@@ -22,7 +22,16 @@ if TYPE_CHECKING:
         register,
     )
     from perfed.methods.optimizers import SGD, Adam, AdamW, Yogi
-    from perfed.models import CNN, GRU, MLP, MLR, from_equinox, from_flax, from_torch
+    from perfed.models import (
+        CNN,
+        GRU,
+        MLP,
+        MLR,
+        from_equinox,
+        from_flax,
+        from_keras,
+        from_torch,
+    )
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
     from perfed.pipeline.codecs import (
         BFloat16,
@@ -56,7 +65,9 @@ _PLACES = {
         "RoundContext", "method", "register",
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
-    "models": ("CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "from_torch"),
+    "models": (
+        "CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "from_keras", "from_torch",
+    ),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
         "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
@@ -126,6 +137,7 @@ __all__ = [
     "fedpaq",
     "from_equinox",
     "from_flax",
+    "from_keras",
     "from_torch",
     "load",
     "method",

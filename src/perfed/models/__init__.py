@@ -6,6 +6,7 @@ A model is anything with `init(key) -> params` and `apply(params, x) -> outputs`
 from perfed.models.cnn import CNN
 from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
+from perfed.models.from_keras import from_keras
 from perfed.models.from_torch import from_torch
 from perfed.models.function_model import FunctionModel
 from perfed.models.gru import GRU
@@ -28,5 +29,6 @@ __all__ = [
     "FunctionModel",
     "from_equinox",
     "from_flax",
+    "from_keras",
     "from_torch",
 ]
