@@ -59,10 +59,10 @@ def from_keras(model: Any, output: Output = None) -> FunctionModel:
         outputs = select_output(outputs, output, name)
         if key is None or not parts.state:
             return outputs
-        renewed = leaves
+        renewed = dict(leaves)
         for place, old, new in zip(parts.others, others, after, strict=True):
-            if place in parts.state:
-                renewed = renewed | {place: new}
+            if isinstance(place, tuple) and place in parts.state:
+                renewed[place] = new
             elif isinstance(place, tuple) and new is not old:
                 allowed = "changes in training; only statistics of batch normalization may"
                 raise FieldError("model", f"{'.'.join(place)} of {name}", allowed)
