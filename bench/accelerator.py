@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench.__main__ import Case, engine_of, mnist_like, spread, timed
 from perfed import Experiment, FedAvg, Method, PerFedAvg, PFedMe, Task, Vectorized, load
-from perfed.core.objective import Precision
+from perfed.core.task import Precision
 from perfed.evaluation.evaluator import SimulationEvaluator
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")

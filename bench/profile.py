@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bench.__main__ import Case, engine_of, mnist_like, timed
 from bench.accelerator import LAYERS, META, in_precision
-from perfed.core.objective import Precision
+from perfed.core.task import Precision
 
 ROUNDS = 20
 # Matrix products, by the names that cuBLAS, CUTLASS and XLA's own kernels have.

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfed.core.objective import Examples, Objective, Task
+from perfed.core.objective import Examples, Objective
 from perfed.core.random import Purpose, fold
+from perfed.core.task import Task
 from perfed.data import Federation, FlatExamples
 from perfed.methods import Method, RoundContext
 from perfed.pipeline import Pipeline

@@ -11,7 +11,8 @@ from jaxtyping import Array
 
 from perfed import CNN, GRU, MLP, MLR, PerFedAvg, Task, load, simulate
 from perfed.core.differences import difference
-from perfed.core.objective import ALL, Examples, Model, Objective
+from perfed.core.objective import ALL, Examples, Objective
+from perfed.core.task import Model
 from perfed.models import FunctionModel
 
 RNG = np.random.default_rng(0)

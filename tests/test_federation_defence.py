@@ -147,7 +147,7 @@ from perfed.pipeline.codecs.low_precision import DENSE, FIXED, SPARSE
 from perfed.runs import Config
 from perfed.simulation import EngineState, Experiment
 from perfed.simulation.hosts import free_port
-from perfed.simulation.round import broadcast, client_update, server_update
+from perfed.simulation.round import Trained, broadcast, client_update, server_update
 
 LOOPBACK = "127.0.0.1"
 EXPERIMENT = "run-0123abcd"
@@ -190,7 +190,13 @@ class Bench:
         return replace(self.experiment, pipeline=Pipeline.of(codec))
 
     def read(self, blob: bytes, codec: Codec) -> CheckedUpdate | Failure:
-        return read_update(blob, self.with_codec(codec), self.state, self.extra, EXPERIMENT)
+        pipeline, round = self.with_codec(codec).pipeline, int(self.state.round)
+        return read_update(blob, pipeline, round, self.shapes, EXPERIMENT)
+
+    @property
+    def shapes(self) -> Trained:
+        """What clients send."""
+        return Trained(jnp.ones(()), self.state.params, self.extra, None, None, None)
 
     def refuses(self, blob: bytes, why: str, codec: Codec | None = None) -> None:
         found = self.read(blob, codec or Float32())
@@ -403,7 +409,9 @@ def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
             codec, good = draw.choice(made)
             if i % 10 < 6:
                 blob = mutated(draw, good, draw.choice(made)[1])
-                change = read_update(blob, setups[codec], bench.state, None, EXPERIMENT)
+                change = read_update(
+                    blob, setups[codec].pipeline, int(bench.state.round), bench.shapes, EXPERIMENT
+                )
                 assert isinstance(change, Failure) or sound(change, bench.state.params)
                 tell(codec.name, change)
                 continue
@@ -1389,7 +1397,7 @@ def without_the_rogue(values: dict[str, Any]) -> Any:
         done = [update(data, sent, records[i], round, i) for i in (0, 1)]
         records = {i: own.record for i, own in enumerate(done)}
         mean = jax.tree.map(lambda a, b: (a + b) / 2, done[0].delta, done[1].delta)
-        state = server_update(made, state, (mean, None), state.clients)
+        state = server_update(made, state, (mean, None, None), state.clients)
     return state.params
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from perfed import CNN, GRU, MLP, MLR, FedAvg, FieldError, from_equinox, from_flax, load, simulate
-from perfed.core.objective import Model
+from perfed.core.task import Model
 
 
 @pytest.mark.parametrize(

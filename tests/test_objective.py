@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import problems
-from perfed.core.objective import ALL, Batch, Examples, Objective, Task, cross_entropy
+from perfed.core.objective import ALL, Batch, Examples, Objective
 from perfed.core.random import Purpose, fold, permuted
+from perfed.core.task import Task, cross_entropy
 
 # Far in the tail of a chi-square: a right sampler fails here once in about 10^6 runs, and runs are
 # repeatable, so a failure is a defect.

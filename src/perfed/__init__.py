@@ -7,7 +7,8 @@ from perfed.core.jax_setup import prepare as _prepare
 
 if TYPE_CHECKING:
     from perfed.core.errors import CodecError, ConfigError, DataError, DivergedError, FieldError
-    from perfed.core.objective import Objective, Task
+    from perfed.core.objective import Objective
+    from perfed.core.task import Task
     from perfed.data import Federation, FederationWriter, load, store, synthetic
     from perfed.methods import (
         FedAvg,
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 # Where each public name is; what is not used is not imported.
 _PLACES = {
     "core.errors": ("CodecError", "ConfigError", "DataError", "DivergedError", "FieldError"),
-    "core.objective": ("Objective", "Task"),
+    "core.objective": ("Objective",),
+    "core.task": ("Task",),
     "data": ("Federation", "FederationWriter", "load", "store", "synthetic"),
     "methods": (
         "FedAvg", "Local", "LocalUpdate", "Method", "PFedMe", "PerFedAvg", "Received",

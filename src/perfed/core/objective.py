@@ -8,42 +8,26 @@ client's examples: that is the privacy boundary.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, final, get_args
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from perfed.core.differences import difference
-from perfed.core.errors import require, require_choice
+from perfed.core.errors import FieldError, require_choice
 from perfed.core.random import IntLike, permuted, uniform_below
-from perfed.core.trees import Params, Scalar, squared_norm
+from perfed.core.task import Task, squared_error
+from perfed.core.trees import Params, Scalar, combine, matching, squared_norm
 
 BatchSize = int | Literal["full"]
 Sampling = Literal["replacement", "epochs"]
-Precision = Literal["float32", "tf32", "bf16"]
-
-# What JAX calls them.
-_PRECISIONS: dict[str, str] = {
-    "float32": "highest",
-    "tf32": "TF32_TF32_F32",
-    "bf16": "BF16_BF16_F32",
-}
 
 # Examples taken at once when a loss runs over all of a client's data.
 BLOCK = 256
 
-
-class Model(Protocol):
-    """Anything with `init` and `apply` is a model."""
-
-    def init(self, key: PRNGKeyArray) -> Params:
-        """Fresh parameters."""
-
-    def apply(
-        self, params: Params, x: Shaped[Array, "examples ..."]
-    ) -> Float[Array, "examples ..."]:
-        """The outputs for a batch of inputs."""
+# What the keys of a model in training are folded from those of its batches by.
+_IN_TRAINING = 1
 
 
 class Measure(NamedTuple):
@@ -59,67 +43,20 @@ class Measure(NamedTuple):
     score: Scalar
 
 
-@final
-@dataclass(frozen=True)
-class Task:
-    """What is learned: a model, the loss of one example, and the weight of the l2 penalty.
+class Batch(NamedTuple):
+    """Some of a client's examples, by position among its own; `None` stands for all of them.
 
-    `precision` is that of matrix products: float32, or on accelerators that have them the shorter
-    TF32 or bfloat16, which are faster; sums are float32 all the same.
+    A model that is random, or otherwise different in training, is so by `key`; without one it is
+    evaluated.
     """
 
-    model: Model
-    l2: float = 0.0
-    loss: Callable[[Float[Array, "b ..."], Shaped[Array, " b"]], Float[Array, " b"]] | None = None
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        check_precision(self.precision)
-        require(0 <= self.l2 < float("inf"), "l2", self.l2, "must be a number, at least 0")
-
-    def example_losses(
-        self, params: Params, x: Shaped[Array, "b ..."], y: Shaped[Array, " b"]
-    ) -> tuple[Float[Array, " b"], Float[Array, "b ..."]]:
-        """l(w; x_j, y_j) of each example, and the model's outputs.
-
-        By default cross-entropy where labels are classes, and the squared error where they are not.
-        """
-        # Unless one asks for them: short products would drown the differences that Per-FedAvg's
-        # Hessian-free variant takes, and results would depend on the device.
-        with jax.default_matmul_precision(_PRECISIONS[self.precision]):
-            outputs = self.model.apply(params, x)
-        usual = cross_entropy if jnp.issubdtype(y.dtype, jnp.integer) else squared_error
-        return (self.loss or usual)(outputs, y), outputs
-
-
-def check_precision(precision: Precision) -> None:
-    """Raise unless products can be computed so here."""
-    require_choice("precision", precision, get_args(Precision))
-    fits = precision == "float32" or jax.default_backend() != "cpu"
-    require(fits, "precision", precision, "is for accelerators; on a CPU products are float32")
-
-
-def cross_entropy(logits: Float[Array, "b classes"], y: Int[Array, " b"]) -> Float[Array, " b"]:
-    """-log softmax(logits)[y]."""
-    # Classes first, for the sake of the products around it (see `models`); and a comparison instead
-    # of an index, whose derivative would be a scatter: slow in a vmap.
-    by_class = logits.T
-    chosen = jnp.where(y == jnp.arange(len(by_class))[:, None], by_class, 0.0).sum(0)
-    largest = jax.lax.stop_gradient(by_class).max(0)
-    return jnp.log(jnp.exp(by_class - largest).sum(0)) + largest - chosen
-
-
-def squared_error(
-    outputs: Float[Array, "b 1"] | Float[Array, " b"], y: Float[Array, " b"]
-) -> Float[Array, " b"]:
-    """(output - y)^2."""
-    return (outputs.reshape(y.shape) - y) ** 2
-
-
-class Batch(NamedTuple):
-    """Some of a client's examples, by position among its own; `None` stands for all of them."""
-
     position: Int[Array, "*steps size"] | None
+    key: PRNGKeyArray | None = None
+
+    def at(self, j: int) -> "Batch":
+        """One of several."""
+        batch: Batch = jax.tree.map(lambda leaf: leaf[j], self)
+        return batch
 
 
 ALL = Batch(None)
@@ -162,11 +99,22 @@ class Examples:
 @final
 @dataclass(frozen=True)
 class Objective:
-    """f_i of client i, on its own examples."""
+    """f_i of client i, on its own examples.
+
+    Attributes:
+        task: model and loss.
+        examples: the client's.
+        sampling: how batches are drawn.
+        model_state: the model's running statistics, if it has any; None at its other leaves. The
+            parameters w have them only where they are scored.
+        frozen: leaves of the model that are not trained; None: the model's own, if it has any.
+    """
 
     task: Task
     examples: Examples
     sampling: Sampling = "replacement"
+    model_state: Params | None = None
+    frozen: Params | None = None
 
     def __post_init__(self) -> None:
         require_choice("sampling", self.sampling, get_args(Sampling))
@@ -180,38 +128,47 @@ class Objective:
         permutations, and a client smaller than the batch goes through several in one batch.
         """
         steps = (steps,) if isinstance(steps, int) else steps
+        keys = None
+        if self.task.is_random:
+            keys = jax.random.split(jax.random.fold_in(key, _IN_TRAINING), steps)
         if size == "full":
-            return ALL
+            if self.task.is_state is not None:
+                allowed = (
+                    "the model normalizes by the statistics of a batch, which all of a client's "
+                    'data are too many for; give a number, such as adapt_batch = 32 for "full"'
+                )
+                raise FieldError("batch", size, allowed)
+            return Batch(None, keys)
         shape = (*steps, size)
         n = self.examples.size
         if self.sampling == "replacement":
-            return Batch(uniform_below(key, shape, n))
+            return Batch(uniform_below(key, shape, n), keys)
         draw = jnp.arange(math.prod(shape)).reshape(shape)
-        return Batch(permuted(key, draw % n, n, epoch=draw // n))
+        return Batch(permuted(key, draw % n, n, epoch=draw // n), keys)
 
     def loss(self, w: Params, batch: Batch = ALL) -> Scalar:
         """f_i(w; batch)."""
-        data: Scalar = self._mean(lambda x, y, use: self._sum(w, x, y, use), batch)
+        data: Scalar = self._mean(lambda *rows: self._sum(w, *rows), batch)
         return data + 0.5 * self.task.l2 * squared_norm(w)
 
     def grad(self, w: Params, batch: Batch = ALL) -> Params:
         """The gradient of f_i at w on the batch (Per-FedAvg eq. 6)."""
-        data = self._mean(lambda x, y, use: jax.grad(self._sum)(w, x, y, use), batch)
+        data = self._mean(lambda *rows: jax.grad(self._sum)(w, *rows), batch)
         return self._with_l2(data, w)
 
     def hvp(self, w: Params, v: Params, batch: Batch = ALL) -> Params:
         """The Hessian of f_i at w on the batch, times v: no Hessian is formed."""
 
-        def part(x: Array, y: Array, use: Array) -> Params:
-            return jax.jvp(lambda p: jax.grad(self._sum)(p, x, y, use), (w,), (v,))[1]
+        def part(*rows: Any) -> Params:
+            return jax.jvp(lambda p: jax.grad(self._sum)(p, *rows), (w,), (v,))[1]
 
         return self._with_l2(self._mean(part, batch), v)
 
     def grad_difference(self, w: Params, by: Params, batch: Batch = ALL) -> Params:
         """The gradient at w + by less that at w - by, both on the batch."""
 
-        def part(x: Array, y: Array, use: Array) -> Params:
-            return difference(lambda p: jax.grad(self._sum)(p, x, y, use), w, by)
+        def part(*rows: Any) -> Params:
+            return difference(lambda p: jax.grad(self._sum)(p, *rows), w, by)
 
         twice = jax.tree.map(lambda leaf: 2 * leaf, by)
         return self._with_l2(self._mean(part, batch), twice)
@@ -219,8 +176,8 @@ class Objective:
     def measure(self, w: Params) -> Measure:
         """How good w is over all the client's examples."""
 
-        def part(x: Array, y: Array, use: Array) -> Measure:
-            losses, outputs = self.task.example_losses(w, x, y)
+        def part(x: Array, y: Array, use: Array, key: PRNGKeyArray | None) -> Measure:
+            losses, outputs = self._losses(w, x, y, key)
             if outputs.ndim == 2 and jnp.issubdtype(y.dtype, jnp.integer):
                 scores = (jnp.argmax(outputs, axis=-1) == y).astype(losses.dtype)
             elif outputs.size == y.size:
@@ -232,10 +189,35 @@ class Objective:
         measure: Measure = self._mean(part, ALL)
         return measure
 
+    def renewed_state(
+        self, w: Params, key: PRNGKeyArray, steps: int, size: BatchSize
+    ) -> Params | None:
+        """The model's running statistics after so many batches more, with the parameters w."""
+        if self.model_state is None or steps == 0:
+            return self.model_state
+
+        def step(model_state: Params, batch: Batch) -> tuple[Params, None]:
+            assert batch.position is not None
+            x, _ = self.examples.rows(batch.position)
+            after = self.task.renewed(combine(w, model_state), x, batch.key, self.frozen)
+            return matching(model_state, after), None
+
+        return jax.lax.scan(step, self.model_state, self.batches(key, steps, size))[0]
+
+    def _losses(
+        self, w: Params, x: Array, y: Array, key: PRNGKeyArray | None
+    ) -> tuple[Array, Array]:
+        return self.task.example_losses(combine(w, self.model_state), x, y, key, self.frozen)
+
     def _sum(
-        self, w: Params, x: Shaped[Array, "b ..."], y: Shaped[Array, " b"], use: Bool[Array, " b"]
+        self,
+        w: Params,
+        x: Shaped[Array, "b ..."],
+        y: Shaped[Array, " b"],
+        use: Bool[Array, " b"],
+        key: PRNGKeyArray | None,
     ) -> Scalar:
-        losses, _ = self.task.example_losses(w, x, y)
+        losses, _ = self._losses(w, x, y, key)
         return jnp.sum(use * losses)
 
     def _with_l2(self, tree: Params, direction: Params) -> Params:
@@ -243,21 +225,22 @@ class Objective:
             return tree
         return jax.tree.map(lambda t, d: t + self.task.l2 * d, tree, direction)
 
-    def _mean(self, part: Callable[[Array, Array, Array], Any], batch: Batch) -> Any:
-        """Sums of `part(x, y, use)` over the batch's examples, divided by their number.
+    def _mean(self, part: Callable[..., Any], batch: Batch) -> Any:
+        """Sums of `part(x, y, use, key)` over the batch's examples, divided by their number.
 
         Over all of a client's data the sum runs block by block, so that clients of any size share
         one compiled program and none is padded to the largest.
         """
         if batch.position is not None:
             x, y = self.examples.rows(batch.position)
-            return _divide(part(x, y, jnp.ones(x.shape[0], bool)), x.shape[0])
+            return _divide(part(x, y, jnp.ones(x.shape[0], bool), batch.key), x.shape[0])
         block, n = self.examples.block, self.examples.size
 
         def block_sum(b: Int[Array, ""]) -> Any:
             position = b * block + jnp.arange(block)
             x, y = self.examples.rows(position)
-            return part(x, y, position < n)
+            key = None if batch.key is None else jax.random.fold_in(batch.key, b)
+            return part(x, y, position < n, key)
 
         total = jax.lax.fori_loop(
             0,

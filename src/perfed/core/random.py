@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     DOWNLINK = 6
     THEORY = 7
     SERVER = 8
+    MODEL_STATE = 9
 
 
 def fold(

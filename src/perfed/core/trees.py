@@ -100,6 +100,27 @@ def combine(chosen: Params, others: Params) -> Params:
     )
 
 
+def split(tree: Params, chosen: Callable[[Path], bool]) -> tuple[Params, Params]:
+    """The leaves at chosen places, and the others; of a part of a tree as of all of it."""
+    parts = [
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf, part=part: leaf if chosen(_path(path)) == part else None, tree
+        )
+        for part in (True, False)
+    ]
+    return parts[0], parts[1]
+
+
+def matching(part: Params, tree: Params) -> Params:
+    """Of a tree the leaves that a part of it has."""
+    return jax.tree.map(
+        lambda own, leaf: None if own is None else leaf,
+        part,
+        tree,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
 def stack(trees: Sequence[Any]) -> Any:
     """Trees of one structure, stacked along a first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -12,13 +12,13 @@ from jaxtyping import Array, Int
 
 from perfed.core.errors import DivergedError, require, require_choice, require_count
 from perfed.core.objective import Measure
-from perfed.core.random import Purpose
 from perfed.core.trees import Params, Scalar, squared_norm
 from perfed.data import Federation, FlatExamples
 from perfed.evaluation.metrics import Scores, Values, named_scores
 from perfed.simulation import EngineState, Experiment, Simulator
 from perfed.simulation.engine import Clients, MappedFunctions
 from perfed.simulation.experiment import HINT, ClientRecord, DeviceData, DeviceRows
+from perfed.simulation.round import personalize_client
 
 ModelKind = Literal["global", "personalized"]
 
@@ -109,14 +109,8 @@ def _personalize(
     rows: DeviceRows | None,
 ) -> Params:
     """One client's own model, made from one side of its data."""
-    objective = experiment.objective(rows, client)
-    key = experiment.client_key(Purpose.PERSONALIZE, state.round, data.number[client])
-    return experiment.method.personalize(
-        objective,
-        experiment.received(state, record),
-        record.state,
-        experiment.context(state.round, key),
-    )
+    received = experiment.received(state, record)
+    return personalize_client(experiment, data, rows, received, record, state.round, client)
 
 
 def _on_train(
@@ -270,10 +264,10 @@ class SimulationEvaluator(Evaluator):
         own = ADAPTATIONS[self.adapt_on](experiment, data, state, record, client)
         models: dict[ModelKind, Params] = {"global": state.params, "personalized": own}
         models = {kind: models[kind] for kind in model_kinds(experiment)}
-        test = experiment.objective(data.test, client)
+        test = experiment.objective(data.test, client, data.frozen)
         train, penalty = None, None
         if self.training:
-            objective = experiment.objective(data.train, client)
+            objective = experiment.objective(data.train, client, data.frozen)
             train = {kind: objective.measure(model) for kind, model in models.items()}
             penalty = {kind: _penalty(experiment, model) for kind, model in models.items()}
         on_test = {kind: test.measure(model) for kind, model in models.items()}
@@ -281,4 +275,5 @@ class SimulationEvaluator(Evaluator):
 
 
 def _penalty(experiment: Experiment, params: Params) -> Scalar:
-    return jnp.asarray(0.5 * experiment.task.l2 * squared_norm(params))
+    weights, _ = experiment.split_state(params)
+    return jnp.asarray(0.5 * experiment.task.l2 * squared_norm(weights))

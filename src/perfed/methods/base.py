@@ -141,8 +141,19 @@ class Method(ABC):
 
     def gradient_count(self, size: int) -> int:
         """How many gradients of one example a local update takes, for a client of so many."""
-        steps = int(getattr(self, self.local_steps, 1))
-        return steps * batch_examples(getattr(self, "batch", 1), size)
+        return self.step_count * batch_examples(getattr(self, "batch", 1), size)
+
+    @property
+    def step_count(self) -> int:
+        """The steps of a local update; 1 if the method does not say."""
+        return int(getattr(self, self.local_steps, 1))
+
+    @property
+    def adapt_count(self) -> int:
+        """The steps of `personalize`; those of a local update if the method does not say."""
+        if self.adapt_work:
+            return int(getattr(self, self.adapt_work))
+        return 0 if type(self).personalize is Method.personalize else self.step_count
 
 
 def batch_examples(batch: BatchSize, size: int) -> int:

@@ -108,11 +108,11 @@ class PerFedAvg(Method):
         """
         path = [w]
         for j in range(self.adapt_steps):
-            path.append(sgd_step(path[-1], self.alpha, objective.grad(path[-1], _at(d, j))))
+            path.append(sgd_step(path[-1], self.alpha, objective.grad(path[-1], d.at(j))))
         v = objective.grad(path[-1], d1)
         if self.variant != "fo":
             for j in reversed(range(self.adapt_steps)):
-                v = sgd_step(v, self.alpha, self._hessian(objective, path[j], v, _at(d2, j)))
+                v = sgd_step(v, self.alpha, self._hessian(objective, path[j], v, d2.at(j)))
         return v
 
     def init_server_state(self, params: Params) -> ServerState:
@@ -158,7 +158,3 @@ class PerFedAvg(Method):
         by = jax.tree.map(lambda leaf: self.delta * leaf, v)
         difference = objective.grad_difference(w, by, batch)
         return jax.tree.map(lambda leaf: leaf / (2 * self.delta), difference)
-
-
-def _at(batches: Batch, j: int) -> Batch:
-    return Batch(None if batches.position is None else batches.position[j])

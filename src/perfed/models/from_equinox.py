@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from perfed.core.objective import Model
+from perfed.core.task import Model
 from perfed.core.trees import Params
 from perfed.models.function_model import FunctionModel
 

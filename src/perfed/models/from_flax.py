@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from perfed.core.objective import Model
+from perfed.core.task import Model
 from perfed.core.trees import Params
 from perfed.models.function_model import FunctionModel
 

@@ -95,11 +95,16 @@ def adapt_on_test_then_train(
     if not isinstance(method, TwoStepPerFedAvg):
         allowed = f"is for the method {TwoStepPerFedAvg.name}, not for {method.name}"
         raise FieldError("adapt_on", TEST_THEN_TRAIN, allowed)
+    if experiment.task.is_state is not None:
+        allowed = "is for models without running statistics, as those of the paper are"
+        raise FieldError("adapt_on", TEST_THEN_TRAIN, allowed)
     w = experiment.received(state, record).params
     key = experiment.client_key(Purpose.PERSONALIZE, state.round, data.number[client])
     steps = ((data.test, method.alpha), (data.train, method.beta))
     for (rows, rate), own_key in zip(steps, jax.random.split(key), strict=True):
-        w = local_sgd(experiment.objective(rows, client), w, rate, 1, method.batch, own_key)
+        w = local_sgd(
+            experiment.objective(rows, client, data.frozen), w, rate, 1, method.batch, own_key
+        )
     return w
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from perfed.core.errors import DataError, DivergedError, require, require_count
-from perfed.core.objective import Examples, Objective, Task
-from perfed.core.trees import Params, all_finite, combine, partition
+from perfed.core.objective import Examples, Objective
+from perfed.core.task import Task
+from perfed.core.trees import Params, all_finite, combine, matching, partition, split
 from perfed.data import Dataset, Scaling
 from perfed.data.files import one_client
 from perfed.data.splits import MIN_EXAMPLES, hold_out_mask
@@ -19,6 +20,7 @@ from perfed.evaluation.metrics import named_scores
 from perfed.methods import Method, Received, RoundContext
 from perfed.runs.config import build_method, build_model
 from perfed.runs.saved_model import SavedModel, Uses, read_model
+from perfed.simulation.round import with_state
 
 
 @final
@@ -102,8 +104,11 @@ def adapt(
         scaling = Scaling.fit("feature", pool.x[~out], np.array([np.sum(~out)]), clip=clip)
     y = pool.y if uses.labels is not None else (pool.y - model.target[0]) / model.target[1]
     y = y.astype(np.int32 if uses.labels is not None else np.float32)
-    task = Task(model.model, uses.model.get("l2", 0.0))
-    own, test = (_objective(task, pool.x[rows], y[rows], scaling) for rows in (~out, out))
+    task = model.task
+    model_state = None if task.is_state is None else split(model.params, task.is_state)[0]
+    own, test = (
+        _objective(task, pool.x[rows], y[rows], scaling, model_state) for rows in (~out, out)
+    )
     start = model.params
     theta = _personalize(method, model, own, jax.random.key(seed))
 
@@ -123,12 +128,15 @@ def adapt(
     return Adapted(fitted, int(np.sum(~out)), int(np.sum(out)), before, after)
 
 
-def _objective(task: Task, x: np.ndarray, y: np.ndarray, scaling: Scaling | None) -> Objective:
+def _objective(
+    task: Task, x: np.ndarray, y: np.ndarray, scaling: Scaling | None, model_state: Params | None
+) -> Objective:
     arrays = None
     if scaling is not None:
         shift, scale, clip = (jnp.asarray(part[0]) for part in scaling.arrays)
         arrays = (shift, scale, clip)
-    return Objective(task, Examples(jnp.asarray(x), jnp.asarray(y), 0, len(y), arrays))
+    examples = Examples(jnp.asarray(x), jnp.asarray(y), 0, len(y), arrays)
+    return Objective(task, examples, model_state=model_state)
 
 
 def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKeyArray) -> Params:
@@ -139,16 +147,28 @@ def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKey
     """
     shared = model.is_shared(method)
     context = RoundContext(jnp.int32(model.uses.rounds), key, jax.random.fold_in(key, 1), 1, 1)
+    state_keys = jax.random.split(jax.random.fold_in(key, 2))
+
+    def weights_of(params: Params) -> Params:
+        is_state = own.task.is_state
+        return params if is_state is None else split(params, is_state)[1]
 
     def personalize(received: Received) -> Params:
+        objective, before = own, received.params
+        received = received._replace(params=weights_of(received.params))
         state = method.init_client_state(received.params)
         if not all(shared):
-            update = method.local_update(own, received, state, context)
-            common, _ = partition(received.params, shared)
-            _, own_leaves = partition(update.params, shared)
-            received = received._replace(params=combine(common, own_leaves))
+            update = method.local_update(objective, received, state, context)
+            trained = with_state(objective, method, update.params, state_keys[0], method.step_count)
+            common, _ = partition(before, shared)
+            _, own_leaves = partition(trained, shared)
+            whole = combine(common, own_leaves)
+            received = received._replace(params=weights_of(whole))
+            if objective.model_state is not None:
+                objective = replace(objective, model_state=matching(objective.model_state, whole))
             state = update.client_state
-        return method.personalize(own, received, state, context)
+        fitted = method.personalize(objective, received, state, context)
+        return with_state(objective, method, fitted, state_keys[1], method.adapt_count)
 
     return jax.jit(personalize)(Received(model.params, model.extra))
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Self, final
 from pydantic import Field, SerializeAsAny, Strict
 
 from perfed.core.errors import ConfigError, DataError, FieldError
-from perfed.core.objective import Model, Precision, Sampling, Task, check_precision
+from perfed.core.objective import Sampling
+from perfed.core.task import Model, Precision, Task, check_precision
 from perfed.core.trees import tree_size
 from perfed.data import Federation, prepare
 from perfed.data.catalog import settings_of
@@ -37,6 +38,7 @@ from perfed.runs.sections import (
     build_codec,
 )
 from perfed.simulation import Experiment, Network, Simulator, Weighting
+from perfed.simulation.experiment import BatchNorm
 from perfed.training import OnProgress, Result, Run, Trainer, TrainOptions
 
 _FLOAT32 = {"name": "float32"}
@@ -104,6 +106,7 @@ class Config(DataPart):
     sampling: Sampling = "replacement"
     precision: Precision = "float32"
     personal: Annotated[tuple[str, ...], Strict(False)] = ()
+    batch_norm: BatchNorm = "shared"
     validation: float | None = Field(default=None, gt=0, lt=1)
     model: SerializeAsAny[Section]
     method: SerializeAsAny[Section]
@@ -256,6 +259,7 @@ class Config(DataPart):
                 preset.pipeline,
                 self.build_downlink(),
                 self.personal,
+                self.batch_norm,
             )
 
     def train_options(self, keep_models: bool = False) -> TrainOptions:

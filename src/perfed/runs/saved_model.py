@@ -20,14 +20,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfed.core.errors import DataError, require
-from perfed.core.objective import Model
-from perfed.core.trees import Params, leaf_paths, path_name
+from perfed.core.task import Model, Task
+from perfed.core.trees import Params, leaf_paths, path_name, split
 from perfed.data import Scaling
 from perfed.data.federation import decode_predictions
 from perfed.data.scaling import SCALING_ARRAYS
 from perfed.methods import Method
 from perfed.simulation import Experiment
-from perfed.simulation.experiment import shared_leaves
+from perfed.simulation.experiment import BatchNorm, shared_leaves
 
 FORMAT = "perfed-model-1"
 
@@ -51,6 +51,7 @@ class Uses:
         features: the names of the inputs' columns, if they have any.
         label: the name of the label's column, if it has one.
         personal: leaves that stay with their clients beside those of the method.
+        batch_norm: what clients share of layers with running statistics.
     """
 
     model: dict[str, Any]
@@ -65,6 +66,7 @@ class Uses:
     features: tuple[str, ...] | None
     label: str | None
     personal: tuple[str, ...] = ()
+    batch_norm: BatchNorm = "shared"
 
     @property
     def outputs(self) -> int:
@@ -102,14 +104,20 @@ class SavedModel:
                 "with labels by `perfed adapt`"
             )
         return decode_predictions(
-            np.asarray(self.model.apply(self.params, scaled(x, self.scaling, 0))),
+            np.asarray(self.task.outputs(self.params, scaled(x, self.scaling, 0))),
             self.uses.labels,
             self.target,
         )
 
+    @property
+    def task(self) -> Task:
+        """The model, with the loss that it was trained by."""
+        return Task(self.model, self.uses.model.get("l2", 0.0))
+
     def is_shared(self, method: Method) -> tuple[bool, ...]:
         """For each leaf whether all clients have it in common."""
-        return shared_leaves(method, self.params, self.uses.personal)
+        uses = self.uses
+        return shared_leaves(method, self.params, uses.personal, self.task, uses.batch_norm)
 
     def with_params(self, params: Params, scaling: Scaling | None) -> "SavedModel":
         """Other parameters, for inputs scaled in another way."""
@@ -160,6 +168,7 @@ def saved_model(
         federation.features,
         data.get("label"),
         experiment.personal,
+        experiment.batch_norm,
     )
     scaling = None if own_scale else scaling
     model = experiment.task.model
@@ -196,7 +205,11 @@ def read_model(
     extra = None
     if any(name.startswith("extra.") for name in tensors):
         method = build_method(uses)
-        extra_like = jax.eval_shape(lambda p: method.broadcast(method.init_server_state(p)), like)
+        is_state = Task(model).is_state
+        weights = like if is_state is None else split(like, is_state)[1]
+        extra_like = jax.eval_shape(
+            lambda p: method.broadcast(method.init_server_state(p)), weights
+        )
         extra = _from_tensors(path, tensors, extra_like, "extra.")
     scaling = None
     if SCALING_ARRAYS[0] in tensors:

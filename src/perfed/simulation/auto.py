@@ -51,7 +51,7 @@ def resident_bytes(experiment: Experiment, devices: int | None = None) -> int:
     per_client = tree_bytes(jax.eval_shape(experiment.init_record, experiment.model_shape))
     # A CPU's devices share one memory, and in it the rows; what clients keep each has for itself.
     copies = device_mesh(devices).size if jax.default_backend() == "cpu" else 1
-    return int(rows + copies * federation.clients * per_client)
+    return int(rows + copies * federation.clients * per_client + tree_bytes(experiment.task.frozen))
 
 
 def memory_limit() -> int:

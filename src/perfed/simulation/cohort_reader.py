@@ -52,6 +52,7 @@ class CohortReader:
         self._mine = [i for i, d in enumerate(mesh.devices.ravel()) if d.process_index == here]
         self._devices = [mesh.devices.ravel()[i] for i in self._mine]
         scaling = experiment.federation.scaling
+        self._frozen = replicated(experiment.task.frozen, mesh)
         self._scaled_alike = scaling is not None and scaling.shared
         self._scaling = scaling
         if scaling is not None and self._scaled_alike:
@@ -71,6 +72,7 @@ class CohortReader:
             self._rows("train", numbers, scaling),
             self._rows("test", numbers, scaling) if test else None,
             self.placed(self.mine(numbers.astype(np.int32))),
+            self._frozen,
         )
 
     def specs(self, test: bool) -> DeviceData:
@@ -78,7 +80,8 @@ class CohortReader:
         side = REPLICATED if self._scaled_alike else SHARDED
         scaling: Any = None if self._scaling is None else (side, side, side)
         rows: Any = DeviceRows(SHARDED, SHARDED, SHARDED, SHARDED, scaling)  # type: ignore[arg-type]
-        return DeviceData(rows, rows if test else None, SHARDED)  # type: ignore[arg-type]
+        own = None if self._frozen is None else REPLICATED
+        return DeviceData(rows, rows if test else None, SHARDED, own)  # type: ignore[arg-type]
 
     def mine(self, everyones: np.ndarray) -> np.ndarray:
         """The part of this process's devices in an array over all devices."""

@@ -35,7 +35,7 @@ class DeviceUpdate(NamedTuple):
     """The result of a device's share of the cohort.
 
     Attributes:
-        total: of its clients' deltas and extras, for the aggregation.
+        total: of its clients' deltas, extras and statistics, for the aggregation.
         records: what each of its clients keeps.
         diverged: the number of a client whose update is not finite; that of all clients: none.
         uplink: the length of each one's messages.
@@ -79,13 +79,13 @@ def update_clients(
         updates: ClientUpdate = jax.vmap(update)(row(state.clients, clients), clients)
         # An empty slot repeats some client's work; by its weight of 0 it does not count.
         weights = jnp.where(present, updates.weight, 0.0)
-        more = aggregate.total(weights, (updates.delta, updates.extra))
+        more = aggregate.total(weights, (updates.delta, updates.extra, updates.model_state))
         diverged = jnp.where(present & ~updates.finite, data.number[clients], nobody).min()
         return aggregate.add(total, more), (updates.record, diverged, updates.bytes)
 
     one: ClientUpdate = jax.eval_shape(update, row(state.clients, clients[0]), clients[0])
     slots = (clients.reshape(-1, chunk), present.reshape(-1, chunk))
-    start = aggregate.start((one.delta, one.extra))
+    start = aggregate.start((one.delta, one.extra, one.model_state))
     total, (records, diverged, uplink) = jax.lax.scan(add_chunk, start, slots)
     records = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), records)
     return DeviceUpdate(total, records, diverged.min(), uplink.ravel())

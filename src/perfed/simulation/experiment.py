@@ -11,9 +11,18 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from perfed.core.errors import DivergedError, FieldError, require, require_choice, require_count
-from perfed.core.objective import Examples, Model, Objective, Sampling, Task
+from perfed.core.objective import Examples, Objective, Sampling
 from perfed.core.random import IntLike, Purpose, fold, permuted
-from perfed.core.trees import Params, combine, leaf_paths, partition, path_name
+from perfed.core.task import Model, Task
+from perfed.core.trees import (
+    Params,
+    Path,
+    combine,
+    leaf_paths,
+    partition,
+    path_name,
+    split,
+)
 from perfed.data import Federation, FlatExamples
 from perfed.data.scaling import client_row
 from perfed.methods import ClientState, Method, Received, RoundContext, ServerState
@@ -22,6 +31,7 @@ from perfed.pipeline.codecs import Codec, Float32, RandomK, TopK
 from perfed.simulation.devices import compiler_options
 
 Weighting = Literal["uniform", "size"]
+BatchNorm = Literal["shared", "personal", "personal-statistics"]
 
 _FLOAT32 = Float32()
 _PLAIN = Pipeline()
@@ -93,11 +103,13 @@ class DeviceData(NamedTuple):
         train: what they learn from.
         test: what they are scored on; None: not needed here.
         number: the clients' numbers among all there are, which their randomness is drawn by.
+        frozen: what of the model is neither trained nor sent, in one copy; None: nothing.
     """
 
     train: DeviceRows
     test: DeviceRows | None
     number: Int[Array, " clients"]
+    frozen: Params | None = None
 
 
 class Variables(NamedTuple):
@@ -129,6 +141,9 @@ class Experiment:
         downlink: how the server's model is written, the same for the whole cohort.
         personal: leaves that stay with their clients, whatever the method, by name or by the start
             of it: `head` stands for `head.w` and `head.b`.
+        batch_norm: what clients share of layers that keep running statistics, as batch
+            normalization does: all (`shared`), nothing (`personal`, which is FedBN), or all but the
+            statistics (`personal-statistics`).
         first: the number of the first client among all there are, where these are only some.
     """
 
@@ -142,6 +157,7 @@ class Experiment:
     pipeline: Pipeline = _PLAIN
     downlink: Codec = _FLOAT32
     personal: tuple[str, ...] = ()
+    batch_norm: BatchNorm = "shared"
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -155,6 +171,10 @@ class Experiment:
         require(1 <= self.cohort <= clients, "cohort", self.cohort, allowed)
         require_choice("weighting", self.weighting, get_args(Weighting))
         require_choice("sampling", self.sampling, get_args(Sampling))
+        require_choice("batch_norm", self.batch_norm, get_args(BatchNorm))
+        allowed = "is for models that keep running statistics, and this one keeps none"
+        known = self.batch_norm == "shared" or self.task.is_state is not None
+        require(known, "batch_norm", self.batch_norm, allowed)
         what = "must be a Pipeline, such as Pipeline.of(LowPrecision())"
         require(isinstance(self.pipeline, Pipeline), "pipeline", self.pipeline, what)
         what = "must be a codec, such as LowPrecision(), not its class or name"
@@ -202,11 +222,20 @@ class Experiment:
     @cached_property
     def is_shared(self) -> tuple[bool, ...]:
         """For each leaf of the model whether the server has it."""
-        return shared_leaves(self.method, self.model_shape, self.personal)
+        return shared_leaves(
+            self.method, self.model_shape, self.personal, self.task, self.batch_norm
+        )
 
     def divided(self, params: Params) -> tuple[Params, Params | None]:
         """The shared leaves of a model, and the personal ones."""
         return partition(params, self.is_shared)
+
+    def split_state(self, params: Params) -> tuple[Params, Params | None]:
+        """The leaves that a method sees, and the model's running statistics; None: it has none."""
+        if self.task.is_state is None:
+            return params, None
+        model_state, weights = split(params, self.task.is_state)
+        return weights, model_state
 
     @property
     def has_global_model(self) -> bool:
@@ -229,13 +258,14 @@ class Experiment:
     def init_record(self, params: Params) -> ClientRecord:
         """What a client keeps before its first round, given the first model."""
         shared, personal = self.divided(params)
-        state = self.method.init_client_state(params)
-        return ClientRecord(state, personal, self.pipeline.init_residual(shared))
+        state = self.method.init_client_state(self.split_state(params)[0])
+        residual = self.pipeline.init_residual(self.split_state(shared)[0])
+        return ClientRecord(state, personal, residual)
 
     def init_server(self, params: Params) -> EngineState:
         """The state before the first round, but for what clients keep."""
         shared, _ = self.divided(params)
-        server_state = self.method.init_server_state(shared)
+        server_state = self.method.init_server_state(self.split_state(shared)[0])
         return EngineState(jnp.int32(0), shared, server_state, NO_RECORD)
 
     def init_state(self) -> EngineState:
@@ -260,17 +290,31 @@ class Experiment:
             return DeviceRows(x, y, start, size, scaling)
 
         number = place(self.first + np.arange(self.federation.clients, dtype=np.int32))
-        return DeviceData(rows(self.federation.train), rows(self.federation.test), number)
+        frozen = jax.tree.map(lambda leaf: place(np.asarray(leaf)), self.task.frozen)
+        return DeviceData(rows(self.federation.train), rows(self.federation.test), number, frozen)
 
-    def objective(self, rows: DeviceRows | None, client: IntLike) -> Objective:
-        """One client's problem on one side of its data."""
+    def objective(
+        self,
+        rows: DeviceRows | None,
+        client: IntLike,
+        frozen: Params | None = None,
+        model_state: Params | None = None,
+    ) -> Objective:
+        """One client's problem on one side of its data.
+
+        Args:
+            rows: that side.
+            client: its place in them.
+            frozen: what of the model is not trained, where it is on the devices.
+            model_state: the model's running statistics.
+        """
         assert rows is not None, "these rows were not loaded"
         scaling = None
         if rows.scaling is not None:
             shift, scale, clip = (client_row(part, client) for part in rows.scaling)
             scaling = (shift, scale, clip)
         examples = Examples(rows.x, rows.y, rows.start[client], rows.size[client], scaling)
-        return Objective(self.task, examples, self.sampling)
+        return Objective(self.task, examples, self.sampling, model_state, frozen)
 
     # Randomness
 
@@ -329,22 +373,44 @@ class Experiment:
         )
 
 
-def shared_leaves(method: Method, params: Params, personal: tuple[str, ...]) -> tuple[bool, ...]:
+def shared_leaves(
+    method: Method,
+    params: Params,
+    personal: tuple[str, ...],
+    task: Task,
+    batch_norm: BatchNorm = "shared",
+) -> tuple[bool, ...]:
     """For each leaf whether the server has it; not if the method or a setting says otherwise."""
+    paths, is_state = leaf_paths(params), task.is_state
+    kept: set[Path] = set()
+    if batch_norm != "shared" and is_state is not None:
+        statistics = {path for path in paths if is_state(path)}
+        layers = {path[:-1] for path in statistics}
+        whole = {path for path in paths if path[:-1] in layers}
+        kept = statistics if batch_norm == "personal-statistics" else whole
     return tuple(
-        method.is_shared(path) and not any(_is_at(path_name(path), p) for p in personal)
-        for path in leaf_paths(params)
+        method.is_shared(path)
+        and path not in kept
+        and not any(_is_at(path_name(path), p) for p in personal)
+        for path in paths
     )
 
 
 def _check_model(task: Task, federation: Federation) -> None:
     """The model takes these inputs, and gives an output for each class or for the target."""
     model, shape = task.model, federation.example_shape
-    example = jax.ShapeDtypeStruct((1, *shape), federation.example_dtype)
+    example = jax.ShapeDtypeStruct((2, *shape), federation.example_dtype)
+
+    def outputs_of(x: Array) -> Any:
+        params = model.init(jax.random.key(0))
+        if task.is_random:
+            task.outputs(params, x, jax.random.key(0))
+        return task.scored(task.outputs(params, x))
+
     try:
-        outputs = jax.eval_shape(
-            lambda x: model.apply(model.init(jax.random.key(0)), x), example
-        ).shape
+        outputs = jax.eval_shape(outputs_of, example).shape
+    except FieldError:
+        raise
     except (TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise FieldError("model", model, f"cannot take inputs of shape {shape}: {reason}") from None
@@ -352,7 +418,7 @@ def _check_model(task: Task, federation: Federation) -> None:
         return
     wanted = federation.outputs
     if federation.labels is None:
-        fits, what = outputs in ((1,), (1, 1)), "the data are a regression, with one target"
+        fits, what = outputs in ((2,), (2, 1)), "the data are a regression, with one target"
     else:
         fits = len(outputs) == 2 and outputs[1] >= wanted
         what = f"the data have {wanted} classes"

@@ -95,7 +95,8 @@ class Sequential(Simulator):
             )
             uplink.append(int(update.bytes))
             diverged += [] if update.finite else [int(client)]
-            alone = jax.tree.map(lambda leaf: leaf[None], (update.delta, update.extra))
+            of_client = (update.delta, update.extra, update.model_state)
+            alone = jax.tree.map(lambda leaf: leaf[None], of_client)
             more = aggregate.total(update.weight[None], alone)
             total = more if total is None else aggregate.add(total, more)
             records = jax.tree.map(

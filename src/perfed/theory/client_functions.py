@@ -50,7 +50,7 @@ def client_function(function: ObjectiveFunction) -> ClientFunction:
         def key(use: int) -> PRNGKeyArray:
             return experiment.client_key(Purpose.THEORY, use, data.number[client])
 
-        return function(experiment.objective(data.train, client), state.params, key)
+        return function(experiment.objective(data.train, client, data.frozen), state.params, key)
 
     return of_client
 

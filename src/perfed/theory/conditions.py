@@ -134,6 +134,9 @@ def common_conditions(experiment: Experiment) -> list[Condition]:
     if experiment.pipeline.clip is not None:
         risk = "clipped deltas are biased, and no bound says by how much"
         conditions.append(unmet("deltas as they are", "all theorems", risk))
+    if experiment.task.is_random:
+        risk = "the constants are of the model without its randomness, as it is in evaluation"
+        conditions.append(unmet("no dropout", "all theorems", risk))
     if not all(experiment.is_shared):
         risk = "the theorems are of models that all clients share"
         conditions.append(unmet("no personal leaves", "all theorems", risk))

@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
-from perfed.core.errors import DivergedError, require_count
+from perfed.core.errors import DivergedError, require, require_count
 from perfed.core.trees import Params
 from perfed.simulation import EngineState, Simulator
 from perfed.simulation.experiment import HINT, NO_RECORD, Experiment
@@ -142,6 +142,11 @@ def measure(
 ) -> Constants:
     """The constants at a model; None: at the run's first one. `log` gets a line for each stage."""
     experiment = engine.experiment
+    allowed = (
+        "keeps running statistics, so that its loss depends on the rest of the batch, and the "
+        "theorems do not apply; use group or layer normalization"
+    )
+    require(experiment.task.is_state is None, "model", experiment.task.model, allowed)
     w = experiment.init_params() if w is None else w
     state = engine.init()._replace(params=w, server_state=None, clients=NO_RECORD)
     sizes = tuple(leaf.size for leaf in jax.tree.leaves(w))

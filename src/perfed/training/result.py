@@ -119,5 +119,6 @@ class Result:
         require(x.shape[1:] == shape, "x", f"an array of shape {x.shape}", allowed)
         params = self.personal_model(client) if kind == "personalized" else self.global_model
         inputs = jnp.asarray(federation.scale(x, client))
-        outputs = self.experiment.task.model.apply(params, inputs)
+        task = self.experiment.task
+        outputs = task.scored(task.outputs(params, inputs))
         return decode_predictions(np.asarray(outputs), federation.labels, federation.target)

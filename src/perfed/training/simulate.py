@@ -1,11 +1,16 @@
 """`simulate`: a whole run in one call."""
 
-from perfed.core.objective import Model, Precision, Sampling, Task
+from collections.abc import Callable
+from typing import Any
+
+from perfed.core.objective import Sampling
+from perfed.core.task import Model, Precision, Task
 from perfed.data import Federation
 from perfed.methods import Method
 from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import Codec, Float32
 from perfed.simulation import Experiment, Network, Weighting, engine_for
+from perfed.simulation.experiment import BatchNorm
 from perfed.training.callbacks import OnProgress
 from perfed.training.result import Result
 from perfed.training.trainer import Run, Trainer, TrainOptions
@@ -23,6 +28,8 @@ def simulate(
     eval_clients: int | None = None,
     adapt_on: str = "train",
     l2: float = 0.0,
+    loss: Callable[..., Any] | None = None,
+    output: str | int | Callable[[Any], Any] | None = None,
     precision: Precision = "float32",
     weighting: Weighting = "uniform",
     sampling: Sampling = "replacement",
@@ -31,6 +38,7 @@ def simulate(
     pipeline: Pipeline | None = None,
     downlink: Codec | None = None,
     personal: tuple[str, ...] = (),
+    batch_norm: BatchNorm = "shared",
     network: Network | None = None,
     devices: int | None = None,
     chunk: int | None = None,
@@ -63,6 +71,8 @@ def simulate(
         eval_clients: score a sample of so many clients, always the same; None: all.
         adapt_on: the data personal models are made from: "train", or "test" (see docs).
         l2: the weight of the penalty (l2/2) |w|^2 in every client's loss.
+        loss: the losses of a batch, from the model's outputs and the labels (`Task`).
+        output: which output is scored, where the model has several (`Task`).
         precision: of matrix products (`Task`).
         weighting: how the cohort is averaged (`Experiment`).
         sampling: how batches are drawn (`Objective.batches`).
@@ -71,6 +81,7 @@ def simulate(
         pipeline: all stages from a client's delta to the mean, instead of the two before.
         downlink: how the server's model is written; None: as float32.
         personal: leaves of the model that stay with their clients, by name.
+        batch_norm: what clients share of layers with running statistics (`Experiment`).
         network: what messages and computations cost in time; None: not computed.
         devices: how many devices; None: all.
         chunk: at most so many clients at once on a device; None: chosen by memory.
@@ -78,7 +89,7 @@ def simulate(
     """
     experiment = Experiment(
         federation,
-        Task(model, l2, precision=precision),
+        Task(model, l2, loss, precision, output),
         method,
         cohort,
         seed,
@@ -87,6 +98,7 @@ def simulate(
         pipeline or Pipeline.of(codec, error_feedback),
         downlink or Float32(),
         personal,
+        batch_norm,
     )
     options = TrainOptions(rounds, eval_every, eval_clients, adapt_on=adapt_on)
     engine = engine_for(experiment, devices, chunk)

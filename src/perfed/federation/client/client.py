@@ -27,6 +27,7 @@ from perfed.methods import Received
 from perfed.pipeline.codecs import Codec, Float32
 from perfed.simulation import ClientRecord, EngineState
 from perfed.simulation.experiment import ServerExtra
+from perfed.simulation.round import STATE_CODEC
 
 
 @final
@@ -79,10 +80,18 @@ class Client:
         trained = local.train(received, record, round)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained)):
             raise experiment.diverged(round, 0)
-        keys = [experiment.uplink_key(round, request.number, message) for message in (0, 1)]
-        written, extra = (pipeline.codec, trained.written), (pipeline.extra_codec, trained.extra)
-        messages = encode_parts((written[0], keys[0], written[1]), (extra[0], keys[1], extra[1]))
-        arrived, _ = decode_parts(messages, written, extra)
+        trees = (
+            (pipeline.codec, trained.written),
+            (pipeline.extra_codec, trained.extra),
+            (STATE_CODEC, trained.model_state),
+        )
+        messages = encode_parts(
+            *(
+                (codec, experiment.uplink_key(round, request.number, message), tree)
+                for message, (codec, tree) in enumerate(trees)
+            )
+        )
+        arrived, _, _ = decode_parts(messages, *trees)
         residual = pipeline.left_out(trained.written, arrived)
         after = ClientRecord(trained.state, trained.personal, residual)
         records = SavedRecords(request.last_accepted, round, record, after)
@@ -116,7 +125,11 @@ class Client:
     ) -> tuple[Received, ClientRecord]:
         """The server's model joined with the personal leaves, and what the client keeps."""
         first = local.first_state
-        shared, extra = decode_parts(parts, (codec, first.params), (codec, local.extra_shape))
+        weights, model_state = local.experiment.split_state(first.params)
+        weights, extra, model_state = decode_parts(
+            parts, (codec, weights), (codec, local.extra_shape), (STATE_CODEC, model_state)
+        )
+        shared = combine(weights, model_state)
         records = self.client_dir.read_records(request.experiment, row(first.clients, 0))
         record = records.at(request.last_accepted)
         return Received(combine(shared, record.personal), extra), record

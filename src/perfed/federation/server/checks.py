@@ -16,7 +16,8 @@ from perfed.federation.protocol.framing import unpack
 from perfed.federation.protocol.messages import ClientInfo, EvaluateReply, Header, TrainReply
 from perfed.federation.protocol.parts import decode_parts
 from perfed.federation.transport.messenger import Failure, Reply
-from perfed.simulation import EngineState, Experiment
+from perfed.pipeline import Pipeline
+from perfed.simulation.round import STATE_CODEC, Trained
 
 
 class CheckedUpdate(NamedTuple):
@@ -25,43 +26,48 @@ class CheckedUpdate(NamedTuple):
     Attributes:
         delta: the decoded difference of the shared leaves.
         extra: what the method sends beside it.
+        model_state: how shared running statistics have changed.
         bytes: the length of its messages.
         norm: that of the delta, or of the extra if it is larger.
     """
 
     delta: Params
     extra: Params
+    model_state: Params | None
     bytes: int
     norm: float
 
 
 def read_update(
-    reply: Reply, experiment: Experiment, state: EngineState, extra_shape: Params, name: str
+    reply: Reply, pipeline: Pipeline, round: int, shapes: Trained, name: str
 ) -> CheckedUpdate | Failure:
-    """A client's update in the round of a state.
+    """A client's update in a round.
 
     Args:
         reply: what the client sent.
-        experiment: what is trained.
-        state: the server's state.
-        extra_shape: the shapes of what clients send beside their deltas.
+        pipeline: how updates are sent.
+        round: the round.
+        shapes: those of what a client sends.
         name: the experiment's.
     """
     if isinstance(reply, Failure):
         return reply
-    round, pipeline = int(state.round), experiment.pipeline
     try:
         header, parts = _unpack(reply, TrainReply, name)
         if header.round != round:
             return Failure(f"its reply is of round {header.round}, not {round}")
-        expected = (pipeline.codec, state.params), (pipeline.extra_codec, extra_shape)
-        delta, extra = decode_parts(parts, *expected)
+        delta, extra, model_state = decode_parts(
+            parts,
+            (pipeline.codec, shapes.written),
+            (pipeline.extra_codec, shapes.extra),
+            (STATE_CODEC, shapes.model_state),
+        )
     except CodecError as error:
         return Failure(str(error))
     norm = max(sqrt(float(squared_norm(tree))) for tree in (delta, extra))
-    if not bool(all_finite((delta, extra))) or not isfinite(norm):
+    if not bool(all_finite((delta, extra, model_state))) or not isfinite(norm):
         return Failure("its update is not finite")
-    return CheckedUpdate(delta, extra, sum(map(len, parts)), norm)
+    return CheckedUpdate(delta, extra, model_state, sum(map(len, parts)), norm)
 
 
 @final

@@ -30,7 +30,7 @@ from perfed.runs.sections import FederationSection
 from perfed.simulation import ClientRecord, Engine, EngineState, Experiment, Traffic
 from perfed.simulation.engine import RoundsResult
 from perfed.simulation.experiment import NO_RECORD
-from perfed.simulation.round import server_update, train_client
+from perfed.simulation.round import STATE_CODEC, Trained, server_update, train_client
 
 
 class TooFewClientsError(OSError):
@@ -72,14 +72,15 @@ class RemoteEngine(Engine):
         return replace(self.experiment, federation=alone, cohort=1)
 
     @cached_property
-    def _extra_shape(self) -> Any:
-        """The shapes of what clients send beside their deltas."""
+    def _update_shapes(self) -> Trained:
+        """The shapes of what clients send."""
         alone = self._alone
         params = alone.init_params()
         received = alone.received(alone.init_server(params), NO_RECORD)
         received = received._replace(params=params)
         record, data = alone.init_record(params), alone.device_data()
-        return jax.eval_shape(lambda: train_client(alone, data, received, record, 0, 0)).extra
+        shapes: Trained = jax.eval_shape(lambda: train_client(alone, data, received, record, 0, 0))
+        return shapes
 
     def run_rounds(
         self, experiments: Sequence[Experiment], states: Sequence[EngineState], rounds: int
@@ -134,8 +135,8 @@ class RemoteEngine(Engine):
         messages = self.broadcast(state, experiment.downlink)
         requests = {i: pack(self.request(TrainRequest, state, i), *messages) for i in cohort}
         replies = clients.send("train", round, requests)
-        extra, name = self._extra_shape, clients.experiment
-        read = {i: read_update(replies[i], experiment, state, extra, name) for i in cohort}
+        shapes, name, pipeline = self._update_shapes, clients.experiment, experiment.pipeline
+        read = {i: read_update(replies[i], pipeline, round, shapes, name) for i in cohort}
         good = {i: found for i, found in read.items() if isinstance(found, CheckedUpdate)}
         bad = {i: found for i, found in read.items() if isinstance(found, Failure)}
         typical = typical_norm([update.norm for update in good.values()], self._typical)
@@ -157,10 +158,17 @@ class RemoteEngine(Engine):
         return good, {clients.names[i]: failure.reason for i, failure in bad.items()}
 
     def broadcast(self, state: EngineState, codec: Codec) -> list[bytes]:
-        """The parts of the server's messages: the shared parameters, and the method's broadcast."""
-        trees = (state.params, self.experiment.method.broadcast(state.server_state))
-        keys = (self.experiment.downlink_key(int(state.round), i) for i in range(len(trees)))
-        return encode_parts(*((codec, key, tree) for key, tree in zip(keys, trees, strict=True)))
+        """The parts of the server's messages.
+
+        They are the shared parameters, the method's broadcast, and running statistics.
+        """
+        weights, model_state = self.experiment.split_state(state.params)
+        extra = self.experiment.method.broadcast(state.server_state)
+        trees = ((codec, weights), (codec, extra), (STATE_CODEC, model_state))
+        keys = [self.experiment.downlink_key(int(state.round), i) for i in range(len(trees))]
+        return encode_parts(
+            *((own, key, tree) for key, (own, tree) in zip(keys, trees, strict=True))
+        )
 
     def request(self, kind: Any, state: EngineState, client: int) -> Any:
         """The header of a request to a client."""
@@ -180,7 +188,8 @@ class RemoteEngine(Engine):
         for i, update in good.items():
             size = experiment.federation.train.size[i]
             weight = jnp.asarray(size if experiment.weighting == "size" else 1.0, float)
-            alone = jax.tree.map(lambda leaf: leaf[None], (update.delta, update.extra))
+            of_client = (update.delta, update.extra, update.model_state)
+            alone = jax.tree.map(lambda leaf: leaf[None], of_client)
             own = aggregate.total(weight[None], alone)
             total = own if total is None else aggregate.add(total, own)
             status = self.clients.statuses[self.clients.names[i]]
