@@ -220,7 +220,8 @@ def test_weights_go_in_and_out() -> None:
     for v, b in zip(module.variables, before, strict=True):
         np.testing.assert_array_equal(v, b)
     with pytest.raises(FieldError, match="'logits', 'hidden'"):
-        from_keras(module).apply(params, x)
+        from_keras(module, output="scores").apply(params, x)
+    assert set(from_keras(module).apply(params, x)) == {"logits", "hidden"}
 
 
 def test_a_key_drives_dropout() -> None:

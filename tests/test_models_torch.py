@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import FedAvg, FieldError, PerFedAvg, PFedMe, from_torch, load, simulate
-from perfed.core.objective import cross_entropy
+from perfed import FedAvg, FieldError, PerFedAvg, PFedMe, Task, from_torch, load, simulate
+from perfed.core.task import cross_entropy
 from perfed.core.trees import leaf_paths, leaves_where, path_name
 
 pytest.importorskip("torch", reason='needs "perfed[torch]"')
@@ -411,12 +411,14 @@ def test_images_of_perfed_have_channels_last() -> None:
 def test_one_of_many_outputs(output: Any) -> None:
     class Many(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
-            return {"logits": 2 * x, "hidden": x}
+            return {"logits": 2 * x, "hidden": x, "cache": None}
 
     model = from_torch(Many(), output=output)
     close(model.apply({}, jnp.ones((2, 3))), 2 * np.ones((2, 3)))
-    with pytest.raises(FieldError, match="'logits', 'hidden'"):
-        from_torch(Many()).apply({}, jnp.ones((2, 3)))
+    everything = from_torch(Many()).apply({}, jnp.ones((2, 3)))
+    assert set(everything) == {"logits", "hidden"}
+    task = Task(from_torch(Many()), output=output)
+    close(task.scored(task.outputs({}, jnp.ones((2, 3)))), 2 * np.ones((2, 3)))
     with pytest.raises(FieldError, match="'logits', 'hidden'"):
         from_torch(Many(), output="scores").apply({}, jnp.ones((2, 3)))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         from_equinox,
         from_flax,
         from_keras,
+        from_nnx,
         from_torch,
     )
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
@@ -68,7 +69,8 @@ _PLACES = {
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
     "models": (
-        "CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "from_keras", "from_torch",
+        "CNN", "GRU", "MLP", "MLR", "from_equinox", "from_flax", "from_keras", "from_nnx",
+        "from_torch",
     ),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
@@ -140,6 +142,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "from_keras",
+    "from_nnx",
     "from_torch",
     "load",
     "method",

@@ -7,6 +7,7 @@ from perfed.models.cnn import CNN
 from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
 from perfed.models.from_keras import from_keras
+from perfed.models.from_nnx import from_nnx
 from perfed.models.from_torch import from_torch
 from perfed.models.function_model import FunctionModel
 from perfed.models.gru import GRU
@@ -30,5 +31,6 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "from_keras",
+    "from_nnx",
     "from_torch",
 ]

@@ -25,33 +25,34 @@ def extra_needed(user: str, extra: str, *packages: str) -> Iterator[None]:
 
 
 def select_output(outputs: Any, output: Output, name: str) -> Any:
-    """What is scored of a model's outputs.
+    """What a model gives of what a module returned.
 
     Args:
-        outputs: all that the model returned.
-        output: which one; None: the model returns one array.
-        name: the model's, for messages.
+        outputs: all that it returned.
+        output: which one; None: all arrays.
+        name: the module's, for messages.
     """
     if callable(output):
         return output(outputs)
     if output is None:
-        if hasattr(outputs, "shape"):
-            return outputs
-        found = f"returns a {type(outputs).__name__}{_names_in(outputs)}"
-        allowed = f'{name} {found}; name the output to score, as in output="logits", or a function'
-        raise FieldError("output", None, allowed)
+        return _arrays(outputs)
     if isinstance(outputs, Mapping) and output in outputs:
         return outputs[output]
     if not hasattr(outputs, output):
-        allowed = f"{name} returns a {type(outputs).__name__}{_names_in(outputs)}"
+        names = f" with {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else ""
+        allowed = f"{name} returns a {type(outputs).__name__}{names}"
         raise FieldError("output", output, allowed)
     return getattr(outputs, output)
 
 
-def _names_in(outputs: Any) -> str:
+def _arrays(outputs: Any) -> Any:
+    """Arrays, and plain containers of them, without anything else."""
     if isinstance(outputs, Mapping):
-        return f" with {', '.join(map(repr, outputs))}"
-    return ""
+        arrays = {key: _arrays(value) for key, value in outputs.items()}
+        return {key: value for key, value in arrays.items() if value is not None}
+    if isinstance(outputs, list | tuple):
+        return tuple(_arrays(value) for value in outputs)
+    return outputs if hasattr(outputs, "shape") else None
 
 
 def nested(leaves: Mapping[Path, Any]) -> dict[Any, Any]:

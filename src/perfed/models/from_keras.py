@@ -31,8 +31,8 @@ def from_keras(model: Any, output: Output = None) -> FunctionModel:
 
     Args:
         model: the model, which is built; every run starts from its weights, whatever its seed.
-        output: what is scored where the model returns more than one tensor: a key, an attribute,
-            or a function of all that it returns.
+        output: what is given of all that the Keras model returns: a key, an attribute, or a
+            function; None: all its tensors.
 
     Returns:
         The model. Its `write_back(params)` is a copy of the Keras model with these weights.

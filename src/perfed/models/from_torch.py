@@ -41,8 +41,8 @@ def from_torch(
             without arguments that makes one, which is called by the run's seed.
         input_layout: `channels-last` if inputs are images of height, width and channels, as
             perfed's own data have them, which the module wants channels first.
-        output: what is scored where the module returns more than one tensor: a key, an attribute,
-            or a function of all that it returns.
+        output: what the model gives of all that the module returns: a key, an attribute, or a
+            function; None: all its tensors.
 
     Returns:
         The model. Its `write_back(params)` is a copy of the module with these weights.
