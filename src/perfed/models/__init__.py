@@ -4,6 +4,7 @@ A model is anything with `init(key) -> params` and `apply(params, x) -> outputs`
 """
 
 from perfed.models.cnn import CNN
+from perfed.models.factory import PYTHON, python_model
 from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
 from perfed.models.from_keras import from_keras
@@ -27,10 +28,12 @@ __all__ = [
     "MLP",
     "MLR",
     "MODELS",
+    "PYTHON",
     "FunctionModel",
     "from_equinox",
     "from_flax",
     "from_keras",
     "from_nnx",
     "from_torch",
+    "python_model",
 ]
