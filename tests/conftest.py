@@ -8,6 +8,7 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PERFED_DEVICES"] = "2"
+os.environ["KERAS_BACKEND"] = "jax"  # before keras is imported
 
 # What a test compiles, the others of the same session need not compile again; nor those of other
 # sessions, where one is named for them (`mutants.py`).

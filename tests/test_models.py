@@ -12,6 +12,7 @@ import pytest
 
 from perfed import CNN, GRU, MLP, MLR, FedAvg, FieldError, from_equinox, from_flax, load, simulate
 from perfed.core.task import Model
+from perfed.core.trees import leaf_paths
 
 
 @pytest.mark.parametrize(
@@ -112,14 +113,112 @@ def test_any_object_with_init_and_apply_learns() -> None:
     learns(Mine())
 
 
-def test_a_flax_model_with_state_is_refused() -> None:
-    class Net(flax.linen.Module):  # type: ignore[misc]
+class FlaxNet(flax.linen.Module):  # type: ignore[misc]
+    """Batch normalization and dropout, by an argument that modules call differently."""
+
+    @flax.linen.compact  # type: ignore[untyped-decorator]
+    def __call__(self, x: Any, train: bool = False) -> Any:
+        x = flax.linen.Dense(16)(x.reshape(x.shape[0], -1))
+        x = flax.linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        x = flax.linen.Dropout(0.5, deterministic=not train)(x)
+        return flax.linen.Dense(10)(x)
+
+
+class Deterministic(flax.linen.Module):  # type: ignore[misc]
+    @flax.linen.compact  # type: ignore[untyped-decorator]
+    def __call__(self, x: Any, *, deterministic: bool) -> Any:
+        return flax.linen.Dropout(0.5)(x, deterministic=deterministic)
+
+
+def test_a_flax_model_with_statistics_and_dropout() -> None:
+    """Against Flax itself, with its own trees."""
+    x = jax.random.normal(jax.random.key(5), (6, 4, 4, 1))
+    model, module = from_flax(FlaxNet(), x), FlaxNet()
+    params, key = model.init(jax.random.key(0)), jax.random.key(1)
+    assert set(params["BatchNorm_0"]) == {"scale", "bias", "mean", "var"}
+    assert model.is_state is not None
+    state = [path for path in leaf_paths(params) if model.is_state(path)]
+    assert state == [("BatchNorm_0", "mean"), ("BatchNorm_0", "var")]
+    norm = params["BatchNorm_0"]
+    variables = {
+        "params": params | {"BatchNorm_0": {k: norm[k] for k in ("scale", "bias")}},
+        "batch_stats": {"BatchNorm_0": {k: norm[k] for k in ("mean", "var")}},
+    }
+    np.testing.assert_allclose(model.apply(params, x), module.apply(variables, x), rtol=1e-5)
+    expected, after = module.apply(
+        variables, x, train=True, rngs={"dropout": key}, mutable=["batch_stats"]
+    )
+    outputs, renewed = model.apply(params, x, key)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    for name, leaf in after["batch_stats"]["BatchNorm_0"].items():
+        np.testing.assert_allclose(renewed["BatchNorm_0"][name], leaf, rtol=1e-5)
+        assert not np.allclose(leaf, norm[name])
+    assert not np.allclose(outputs, model.apply(params, x, jax.random.key(2))[0])
+    assert model.write_back is not None
+    np.testing.assert_allclose(model.write_back(renewed)(x), model.apply(renewed, x), rtol=1e-5)
+
+
+def test_the_argument_of_a_flax_model_may_be_the_other_way_round() -> None:
+    x = jnp.ones((50, 8))
+    model = from_flax(Deterministic(), x)
+    params = model.init(jax.random.key(0))
+    np.testing.assert_array_equal(model.apply(params, x), x)
+    share = float((model.apply(params, x, jax.random.key(0)) == 0).mean())
+    assert abs(share - 0.5) < 4 * 0.5 / 400**0.5
+
+
+def test_flax_models_that_are_refused() -> None:
+    class Kept(flax.linen.Module):  # type: ignore[misc]
         @flax.linen.compact  # type: ignore[untyped-decorator]
         def __call__(self, x: Any) -> Any:
-            return flax.linen.BatchNorm(use_running_average=False)(x)
+            return x + self.variable("memory", "seen", jnp.zeros, 4).value
 
-    with pytest.raises(ValueError, match="batch_stats"):
-        from_flax(Net(), jnp.zeros((2, 4))).init(jax.random.key(0))
+    class Always(flax.linen.Module):  # type: ignore[misc]
+        @flax.linen.compact  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            return flax.linen.Dropout(0.5, deterministic=False)(x)
+
+    with pytest.raises(FieldError, match=r"Kept.*keeps memory beside parameters"):
+        from_flax(Kept(), jnp.zeros((2, 4)))
+    model = from_flax(Always(), jnp.ones((2, 4)))
+    with pytest.raises(FieldError, match="an argument train or deterministic"):
+        model.apply({}, jnp.ones((2, 4)))
+
+
+class EquinoxNet(equinox.Module):  # type: ignore[misc]
+    linear: Any
+    drop: Any
+
+    def __init__(self, key: Any) -> None:
+        self.linear, self.drop = equinox.nn.Linear(4, 8, key=key), equinox.nn.Dropout(0.5)
+
+    def __call__(self, x: Any, key: Any = None) -> Any:
+        return self.drop(self.linear(x), key=key)
+
+
+def test_an_equinox_model_with_dropout() -> None:
+    model, x = from_equinox(EquinoxNet), jnp.ones((30, 4))
+    params = model.init(jax.random.key(0))
+    plain, a, b = (
+        model.apply(params, x, key) for key in (None, jax.random.key(1), jax.random.key(2))
+    )
+    np.testing.assert_allclose(plain, x @ params.linear.weight.T + params.linear.bias, rtol=1e-5)
+    assert not np.array_equal(a, b)
+    np.testing.assert_array_equal(a, model.apply(params, x, jax.random.key(1)))
+    np.testing.assert_allclose(a, jnp.where(a == 0, 0, 2 * plain), rtol=1e-5)
+    assert not np.array_equal(a[0] == 0, a[1] == 0)  # each example has a mask of its own
+    assert model.write_back is not None
+    one = equinox.nn.inference_mode(model.write_back(params))(x[0])
+    np.testing.assert_allclose(one, plain[0], rtol=1e-5)
+
+
+def test_an_equinox_model_with_state_is_refused() -> None:
+    def build(key: Any) -> Any:
+        return equinox.nn.make_with_state(equinox.nn.BatchNorm)(3, axis_name="batch", mode="batch")
+
+    for make in (build, lambda key: build(key)[0]):
+        with pytest.raises(FieldError, match=r"BatchNorm.*layer or group normalization"):
+            from_equinox(make)
 
 
 def test_a_cnn_that_pools_the_image_away_is_refused() -> None:

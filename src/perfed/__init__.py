@@ -35,8 +35,12 @@ if TYPE_CHECKING:
         Transformer,
         from_equinox,
         from_flax,
+        from_keras,
+        from_nnx,
+        from_torch,
         lora,
     )
+    from perfed.models.peft import load_peft, save_peft
     from perfed.pipeline import Clip, Encode, ErrorFeedback, Mean, Pipeline
     from perfed.pipeline.codecs import (
         BFloat16,
@@ -72,9 +76,10 @@ _PLACES = {
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
     "models": (
-        "CNN", "GRU", "LSTM", "LeNet", "MLP", "MLR",
-        "PFLlibCNN", "ResNet18", "Transformer", "from_equinox", "from_flax", "lora",
+        "CNN", "GRU", "LSTM", "LeNet", "MLP", "MLR", "PFLlibCNN", "ResNet18", "Transformer",
+        "from_equinox", "from_flax", "from_keras", "from_nnx", "from_torch", "lora",
     ),
+    "models.peft": ("load_peft", "save_peft"),
     "pipeline": ("Clip", "Encode", "ErrorFeedback", "Mean", "Pipeline"),
     "pipeline.codecs": (
         "BFloat16", "Codec", "Float16", "Float32", "LowPrecision", "RandomK", "Sign", "TopK",
@@ -149,11 +154,16 @@ __all__ = [
     "fedpaq",
     "from_equinox",
     "from_flax",
+    "from_keras",
+    "from_nnx",
+    "from_torch",
     "load",
+    "load_peft",
     "lora",
     "method",
     "qsgd",
     "register",
+    "save_peft",
     "simulate",
     "store",
     "synthetic",

@@ -14,6 +14,14 @@ Settings = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace results that DIR holds already.")
 ]
+AllowFactory = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-factory",
+        metavar="MODULE:FUNCTION",
+        help="A Python function installed here that may make the model; repeatable.",
+    ),
+]
 HostList = Annotated[
     str | None,
     typer.Option(

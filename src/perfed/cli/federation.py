@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perfed.cli.arguments import OptionalConfigFile, Overwrite, Settings
+from perfed.cli.arguments import AllowFactory, OptionalConfigFile, Overwrite, Settings
 from perfed.cli.console import err, errors_shown, out, show_result, show_written
 from perfed.core.errors import ConfigError
 
@@ -147,6 +147,7 @@ def join_command(
             metavar="SECONDS", min=0, help="Give up after this time without a connection."
         ),
     ] = None,
+    allow_factory: AllowFactory = None,
 ) -> None:
     """Take part in a federation with your own data, which stay here.
 
@@ -164,7 +165,9 @@ def join_command(
         own = None if keys is None else ClientKeys.read(keys)
         if insecure:
             err.print(f"{_INSECURE}, others can read what is sent to the server")
-        client = JoinedClient(server, data, ClientDir(client_dir), own, name, patience)
+        factories = tuple(allow_factory or ())
+        folder = ClientDir(client_dir)
+        client = JoinedClient(server, data, folder, own, name, patience, factories)
         try:
             client.run(_log_with_time)
         except JoinTimeoutError as error:

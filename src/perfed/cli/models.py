@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from perfed.cli.arguments import AllowFactory
 from perfed.cli.console import check_folder_of, errors_shown, out
 from perfed.core.errors import ConfigError
 
@@ -27,6 +28,7 @@ def adapt_command(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the rows held out, and of the batches.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.")] = False,
+    allow_factory: AllowFactory = None,
 ) -> None:
     """Fit a trained model to a client that was not there, and compare on its held-out rows."""
     with errors_shown():
@@ -39,7 +41,7 @@ def adapt_command(
         if model_out.is_dir():
             raise ConfigError(f"--out {model_out}: is a folder; name a file")
         check_folder_of(model_out)
-        model = load_model(_model_file(trained))
+        model = load_model(_model_file(trained), allow_factory or ())
         adapted = adapt(model, client_rows(model.uses, data, label), steps, seed=seed)
         write_whole(model_out, adapted.model.to_bytes())
         out.print(adapted_table(adapted))
@@ -55,6 +57,7 @@ def predict_command(
         Path | None,
         typer.Option("--out", metavar="FILE", help="A .csv file; default: the terminal."),
     ] = None,
+    allow_factory: AllowFactory = None,
 ) -> None:
     """Say what a model makes of a file's rows: the classes' names, or a regression's targets."""
     with errors_shown():
@@ -65,7 +68,7 @@ def predict_command(
             if predictions.exists():
                 raise ConfigError(f"--out {predictions}: it is there already; name another file")
             check_folder_of(predictions)
-        saved = load_model(_model_file(model))
+        saved = load_model(_model_file(model), allow_factory or ())
         rows = client_rows(saved.uses, data, labeled=False)
         lines = [str(value) for value in saved.predict(rows.x)]
         text = "\n".join(["prediction", *lines]) + "\n"

@@ -83,6 +83,7 @@ def _studied(
     from perfed.runs import run_dir
     from perfed.runs.adapt import load_model
     from perfed.runs.config import Config
+    from perfed.runs.factories import factories_of
     from perfed.runs.recording import recorded_config
     from perfed.theory import study
 
@@ -98,7 +99,7 @@ def _studied(
         engine = config.build()
         models: list[tuple[str, Any]] = [("the first model", None)]
         if of_run:
-            last = load_model(what / run_dir.MODEL).params
+            last = load_model(what / run_dir.MODEL, factories_of(config.model.settings())).params
             models.append((f"the run's last (round {config.rounds})", last))
         elif after:
             log(f"{after} rounds")

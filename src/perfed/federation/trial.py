@@ -20,6 +20,7 @@ from perfed.federation.server.serve import Server
 from perfed.federation.transport.keys import ServerKeys, make_keys
 from perfed.federation.transport.processes import Program
 from perfed.runs.config import Config, overridden, read_toml, without_none
+from perfed.runs.factories import factories_of
 from perfed.runs.files import write_whole
 from perfed.simulation.hosts import free_port
 from perfed.training import Progress, Result
@@ -81,6 +82,7 @@ class Trial:
         place = self.folder / TRIAL
         # One device each: the clients share the cores of this machine.
         environment = {"PERFED_DEVICES": os.environ.get("PERFED_DEVICES", "1")}
+        allowed = [f"--allow-factory={name}" for name in factories_of(self.config.model.settings())]
         programs: list[Program] = []
         try:
             for name in self.names:
@@ -89,6 +91,7 @@ class Trial:
                     "--data", str(place / "data" / f"{name}.npz"),
                     "--client-dir", str(place / "clients" / name),
                     "--keys", str(place / "keys" / "clients" / name),
+                    *allowed,
                 ]  # fmt: skip
                 log = place / f"{name}.log"
                 programs.append(Program("perfed", arguments, place / "flower", log, environment))

@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 from perfed.core.task import Model
 from perfed.models.cnn import CNN
+from perfed.models.factory import PYTHON, python_model
 from perfed.models.from_equinox import from_equinox
 from perfed.models.from_flax import from_flax
+from perfed.models.from_keras import from_keras
+from perfed.models.from_nnx import from_nnx
+from perfed.models.from_torch import from_torch
 from perfed.models.function_model import FunctionModel
 from perfed.models.gru import GRU
 from perfed.models.lenet import LeNet
@@ -39,6 +43,7 @@ __all__ = [
     "MLP",
     "MLR",
     "MODELS",
+    "PYTHON",
     "FunctionModel",
     "LeNet",
     "LoRA",
@@ -47,5 +52,9 @@ __all__ = [
     "Transformer",
     "from_equinox",
     "from_flax",
+    "from_keras",
+    "from_nnx",
+    "from_torch",
     "lora",
+    "python_model",
 ]

@@ -1,5 +1,6 @@
 """A client that was not there: a trained model fitted to its own data, offline."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -11,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from perfed.core.errors import DataError, DivergedError, require, require_count
 from perfed.core.objective import Examples, Objective
-from perfed.core.task import Task
+from perfed.core.task import Model, Task
 from perfed.core.trees import Params, all_finite, combine, matching, partition, split
 from perfed.data import Dataset, Scaling
 from perfed.data.files import one_client
@@ -19,6 +20,7 @@ from perfed.data.splits import MIN_EXAMPLES, hold_out_mask
 from perfed.evaluation.metrics import named_scores
 from perfed.methods import Method, Received, RoundContext
 from perfed.runs.config import build_method, build_model
+from perfed.runs.factories import check_factories
 from perfed.runs.saved_model import SavedModel, Uses, read_model
 from perfed.simulation.round import with_state
 
@@ -43,11 +45,22 @@ class Adapted:
     after: dict[str, float]
 
 
-def load_model(path: Path) -> SavedModel:
-    """A model from its file, ready to predict or to adapt."""
+def load_model(path: Path, factories: Collection[str] = ()) -> SavedModel:
+    """A model from its file, ready to predict or to adapt.
+
+    Args:
+        path: the file.
+        factories: functions that the file may name as what makes its model, `[model] factory`; no
+            other is run.
+    """
+
+    def build(uses: Uses) -> Model:
+        check_factories(uses.model, factories, f"{path}")
+        return build_model(uses.model, uses.shape, uses.outputs, uses.vocabulary)
+
     return read_model(
         path,
-        lambda uses: build_model(uses.model, uses.shape, uses.outputs, uses.vocabulary),
+        build,
         lambda uses: build_method(uses.method, uses.rounds),
     )
 

@@ -18,7 +18,7 @@ from perfed.data import Federation, prepare
 from perfed.data.catalog import settings_of
 from perfed.evaluation import check_adapt_on
 from perfed.methods import Method
-from perfed.models import MODELS
+from perfed.models import MODELS, PYTHON, python_model
 from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import Codec, Float32
 from perfed.runs.config_errors import Errors, read_data, read_kind, read_section
@@ -315,6 +315,8 @@ def build_model(
 ) -> Model:
     """The model of a `[model]` section, for inputs of this shape and so many outputs."""
     name = settings["name"]
+    if name == PYTHON:
+        return python_model(settings, shape, outputs, len(vocabulary or ()))
     kind = MODELS[name]
     from_data = dict(
         zip(FROM_DATA, (prod(shape), shape, outputs, len(vocabulary or ())), strict=True)

@@ -20,7 +20,7 @@ from perfed.data.catalog import SOURCES, Setting, data_settings, settings_of
 from perfed.methods.optimizers import OPTIMIZERS, Optimizer
 from perfed.methods.registry import find_method, method_names
 from perfed.methods.schedules import SCHEDULES, Schedule
-from perfed.models import MODELS
+from perfed.models import MODELS, PYTHON
 from perfed.pipeline import STAGES
 from perfed.pipeline.codecs import CODECS, Codec
 from perfed.runs.presets import FROM_RUN, PRESETS
@@ -63,6 +63,7 @@ class Kind:
         skip: settings that are not the user's.
         fixed: further fields, as pydantic has them.
         nested: settings that are sections of a kind themselves, by name.
+        own: sections that are not made from signatures, by name.
     """
 
     tag: str
@@ -71,10 +72,11 @@ class Kind:
     skip: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     nested: Mapping[str, "Kind"] = field(default_factory=dict)
+    own: Mapping[str, type[Section]] = field(default_factory=dict)
 
     def section(self, name: str) -> type[Section]:
         """The section for a name."""
-        return _section_for(self, name)
+        return self.own.get(name) or _section_for(self, name)
 
     def build(self, section: Section) -> Any:
         """What a section describes."""
@@ -161,7 +163,31 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 METHOD = Kind("name", lambda: [*method_names(), *PRESETS], _method, skip=FROM_RUN)
-MODEL = Kind("name", lambda: list(MODELS), MODELS.__getitem__, skip=FROM_DATA, fixed={"l2": _L2})
+
+
+@final
+class PythonModelSection(Section):
+    """`[model]` for a function of the user's own, whose arguments are the further settings."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Literal["python"]
+    factory: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """All of them."""
+        return super().settings() | (self.model_extra or {})
+
+
+MODEL = Kind(
+    "name",
+    lambda: [*MODELS, PYTHON],
+    MODELS.__getitem__,
+    skip=FROM_DATA,
+    fixed={"l2": _L2},
+    own={PYTHON: PythonModelSection},
+)
 
 
 def _is_sparse(codec: Callable[..., Any]) -> bool:

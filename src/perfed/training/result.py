@@ -97,6 +97,18 @@ class Result:
         """One client's own parameters."""
         return row(self.personal_models([client]), 0)
 
+    def personal_module(self, client: int) -> Any:
+        """One client's own model, as a module of the library that the model came from."""
+        model = self.experiment.task.model
+        write_back = getattr(model, "write_back", None)
+        if write_back is None:
+            raise DataError(
+                f"{type(model).__name__} did not come from another library's module "
+                "(perfed.from_torch, from_keras, from_nnx, from_flax, from_equinox); "
+                "personal_model(client) has the parameters"
+            )
+        return write_back(self.personal_model(client))
+
     def predict(
         self, client: int, x: Shaped[Any, "examples ..."], kind: ModelKind = "personalized"
     ) -> np.ndarray:

@@ -38,10 +38,14 @@ class Client:
         client_dir: the client's folder.
         data: the client's file.
         name: its name where there are no keys.
+        factories: functions that the server may name as what makes the model; no other is run.
     """
 
-    def __init__(self, client_dir: ClientDir, data: Path, name: str = "") -> None:
+    def __init__(
+        self, client_dir: ClientDir, data: Path, name: str = "", factories: tuple[str, ...] = ()
+    ) -> None:
         self.client_dir, self.data, self.name = client_dir, data, name
+        self.factories = factories
         self._loaded: dict[str, LocalExperiment] = {}  # the last one, whose programs are compiled
 
     def handle(self, blob: bytes, kind: str) -> bytes:
@@ -55,7 +59,7 @@ class Client:
         """Read the data as the experiment asks, and describe them to the server."""
         request, _ = unpack(blob, JoinRequest)
         name, config = request.name or self.name, request.config
-        local = LocalExperiment.load(config, self.data, name)
+        local = LocalExperiment.load(config, self.data, name, self.factories)
         self.client_dir.join(request.experiment, {"config": config, "name": name})
         self._loaded = {request.experiment: local}
         own = local.experiment.federation
@@ -144,7 +148,8 @@ class Client:
                     f"{UNKNOWN_EXPERIMENT} {request.experiment}: this client has not joined it, or "
                     "its folder was removed"
                 )
-            local = LocalExperiment.load(joined["config"], self.data, joined["name"])
+            config, name = joined["config"], joined["name"]
+            local = LocalExperiment.load(config, self.data, name, self.factories)
         if local.experiment.first != request.number:
             local = replace(local, experiment=replace(local.experiment, first=request.number))
         self._loaded = {request.experiment: local}

@@ -14,14 +14,15 @@ client_app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def _client(client_dir: str, data: str, name: str) -> Client:
+def _client(client_dir: str, data: str, name: str, factories: str) -> Client:
     """The client of this process, which keeps its data and programs loaded."""
-    return Client(ClientDir(Path(client_dir)), Path(data), name)
+    return Client(ClientDir(Path(client_dir)), Path(data), name, tuple(factories.split()))
 
 
 def _reply(kind: str, message: Message, context: Context) -> Message:
     settings = {
-        key: str(context.node_config.get(key, "")) for key in ("client_dir", "data", "name")
+        key: str(context.node_config.get(key, ""))
+        for key in ("client_dir", "data", "name", "factories")
     }
     blob = _client(**settings).handle(blob_of(message.content), kind)
     return Message(record(blob), reply_to=message)

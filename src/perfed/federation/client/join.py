@@ -41,6 +41,7 @@ class JoinedClient:
         keys: its key, and the certificate to verify the server; None: no encryption.
         name: its name where there are no keys.
         patience: give up after so many seconds without a connection; None: never.
+        factories: functions that the server may name as what makes the model; no other is run.
     """
 
     server: str
@@ -49,6 +50,7 @@ class JoinedClient:
     keys: ClientKeys | None
     name: str = ""
     patience: float | None = None
+    factories: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         host, colon, port = self.server.rpartition(":")
@@ -105,6 +107,7 @@ class JoinedClient:
             "client_dir": str(self.client_dir.path.absolute()),
             "data": str(self.data.absolute()),
             "name": self.name,
+            "factories": " ".join(self.factories),
         }
         arguments = [
             "--superlink", self.server, "--host", "127.0.0.1", "--port", str(port),

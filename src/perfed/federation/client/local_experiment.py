@@ -17,6 +17,7 @@ from perfed.federation.protocol.config_checks import check_data
 from perfed.federation.protocol.errors import ClientDataError
 from perfed.methods import Received
 from perfed.runs.config import Config
+from perfed.runs.factories import check_factories
 from perfed.runs.saved_model import saved_model
 from perfed.simulation import ClientRecord, EngineState, Experiment, Sequential
 from perfed.simulation.experiment import DeviceData, Variables
@@ -41,9 +42,19 @@ class LocalExperiment:
     experiment: Experiment
 
     @classmethod
-    def load(cls, settings: dict[str, Any], data: Path, name: str) -> Self:
-        """From the server's configuration and the client's own file."""
+    def load(
+        cls, settings: dict[str, Any], data: Path, name: str, factories: tuple[str, ...] = ()
+    ) -> Self:
+        """From the server's configuration and the client's own file.
+
+        Args:
+            settings: the configuration.
+            data: the file.
+            name: the client's name.
+            factories: functions that the configuration may name as what makes the model.
+        """
         config = Config.checked(settings)
+        check_factories(config.model.settings(), factories, "the server's configuration")
         check_data(config)
         try:
             federation = config.scored(read_client_file(config, data, name))
