@@ -148,10 +148,14 @@ def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def federation(
-    path: Path, method: dict[str, Any], plain: bool = False, **more: Any
+    path: Path,
+    method: dict[str, Any],
+    plain: bool = False,
+    shape: tuple[int, ...] = (6,),
+    **more: Any,
 ) -> Iterator[Federation]:
     """Three clients' files and keys; whatever is started is stopped at the end."""
-    write_clients(path / "data")
+    write_clients(path / "data", shape)
     if not plain:
         make_keys(path / "keys", ["127.0.0.1"], NAMES)
     made = Federation(path, settings(path / "data", method, **more), plain)

@@ -95,3 +95,29 @@ def drop(key: Any, rate: float, h: Any) -> Any:
 def flat(x: Any) -> Any:
     """Each example as a vector."""
     return x.reshape(len(x), -1)
+
+
+def normalized(example_shape: Any, classes: int, dropout: float = 0.3) -> Normalized:
+    """A factory for `[model] factory = "networks:normalized"`."""
+    return Normalized(int(np.prod(example_shape)), classes, dropout=dropout)
+
+
+def adapted(example_shape: Any, classes: int) -> Adapted:
+    """A factory of a model with a frozen part."""
+    return Adapted(base(int(np.prod(example_shape))), classes)
+
+
+def torch_cnn(classes: int) -> Any:
+    """A PyTorch module for 8x8 images, with batch normalization and dropout."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(4 * 16, classes),
+    )
