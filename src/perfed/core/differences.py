@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import JaxprEqn
 from jaxtyping import Array
+
+from perfed.core.jaxprs import bind, evaluate
 
 Tree = TypeVar("Tree")
 
@@ -53,23 +55,9 @@ def difference(function: Callable[[Tree], Tree], at: Tree, by: Tree) -> Tree:
         _Spread(a, b.astype(a.dtype))
         for a, b in zip(jax.tree.leaves(at), jax.tree.leaves(by), strict=True)
     ]
-    results = _evaluate(traced.jaxpr, traced.consts, points)
+    results = evaluate(traced.jaxpr, traced.consts, points, _apply)
     apart: Tree = jax.tree.unflatten(jax.tree.structure(at), [2 * _spread(r).half for r in results])
     return apart
-
-
-def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[_Value]) -> list[_Value]:
-    """The results of a traced function."""
-    known: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
-    known.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, Literal) else known[variable]
-
-    for equation in jaxpr.eqns:
-        results = _apply(equation, [read(variable) for variable in equation.invars])
-        known.update(zip(equation.outvars, results, strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
 
 
 def _apply(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
@@ -77,10 +65,10 @@ def _apply(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
     name = equation.primitive.name
     varying = [operand for operand in operands if isinstance(operand, _Ends | _Spread)]
     if not varying:
-        return _bind(equation, operands)
+        return bind(equation, operands)
     if name == "jit":
         inner = equation.params["jaxpr"]
-        return _evaluate(inner.jaxpr, inner.consts, operands)
+        return evaluate(inner.jaxpr, inner.consts, operands, _apply)
     scaled = len(varying) == 1 and (
         name in _BILINEAR or (name == "div" and varying[0] is operands[0])
     )
@@ -94,16 +82,9 @@ def _apply(equation: JaxprEqn, operands: list[_Value]) -> Sequence[_Value]:
             for operand in operands
         ]
         mean, half = zip(*pairs, strict=True)
-        return list(map(_Spread, _bind(equation, mean), _bind(equation, half)))
+        return list(map(_Spread, bind(equation, mean), bind(equation, half)))
     ahead, behind = zip(*map(_ends, operands), strict=True)
-    return list(map(_Ends, _bind(equation, ahead), _bind(equation, behind)))
-
-
-def _bind(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """What an operation makes of arrays."""
-    operation = equation.primitive
-    results = operation.bind(*operands, **operation.get_bind_params(equation.params))
-    return results if operation.multiple_results else [results]
+    return list(map(_Ends, bind(equation, ahead), bind(equation, behind)))
 
 
 def _spread(value: _Value) -> _Spread:

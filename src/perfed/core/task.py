@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from perfed.core.errors import require, require_choice
+from perfed.core.rewriting import Review, review, rewrite
 from perfed.core.trees import Params, Path
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -134,6 +135,22 @@ class Task:
         scored: Array = found
         return scored
 
+    def options(self, key: Any, frozen: Params | None) -> dict[str, Any]:
+        """What `apply` takes beside parameters and inputs."""
+        options = {"key": key} if self.is_random and key is not None else {}
+        if self.frozen is not None:
+            options["frozen"] = self.frozen if frozen is None else frozen
+        return options
+
+    def review(self, params: Params, x: Shaped[Array, "b ..."]) -> Review:
+        """What the model does with a batch in training; only shapes are read."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return review(self.model.apply, params, x, **self.options(key, self.frozen))
+
+    @cached_property
+    def _apply(self) -> Callable[..., Any]:
+        return rewrite(self.model.apply)
+
     def _run(
         self,
         params: Params,
@@ -142,13 +159,10 @@ class Task:
         frozen: Params | None,
     ) -> tuple[Any, Params]:
         """The outputs, and the parameters after it."""
-        options: dict[str, Any] = {"key": key} if self.is_random and key is not None else {}
-        if self.frozen is not None:
-            options["frozen"] = self.frozen if frozen is None else frozen
         # Unless one asks for them: short products would drown the differences that Per-FedAvg's
         # Hessian-free variant takes, and results would depend on the device.
         with jax.default_matmul_precision(_PRECISIONS[self.precision]):
-            found: Any = self.model.apply(params, x, **options)
+            found = self._apply(params, x, **self.options(key, frozen))
         if self.is_state is None or key is None:
             return found, params
         outputs, after = found

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from perfed.core.errors import FieldError, require, require_count
+from perfed.core.rewriting import low_rank_sum
 from perfed.core.task import Model, Task
 from perfed.core.trees import Params, Path, is_named, leaf_paths, path_name
 
@@ -53,8 +54,8 @@ class Matrix(NamedTuple):
     def adapted(self, w: Array, a: Array, b: Array, scale: float) -> Array:
         """W + scale B A."""
         if self.input_first:
-            return w + scale * (a.T @ b.T)
-        return w + scale * (b @ a)
+            return low_rank_sum(w, a.T, b.T, scale)
+        return low_rank_sum(w, b, a, scale)
 
 
 @final
@@ -114,7 +115,7 @@ class LoRA:
         """The model's outputs with its matrices adapted."""
         frozen = self.frozen if frozen is None else frozen
         whole = self.merged(params, frozen)
-        return Task(self.model).outputs(whole, x, key, frozen["model"])
+        return self.model.apply(whole, x, **Task(self.model).options(key, frozen["model"]))
 
     def merged(self, params: Params, frozen: Any = None) -> Params:
         """The parameters of the model itself, with the adapters in them."""
