@@ -202,7 +202,10 @@ def test_a_trials_clients_end_with_it(tmp_path: Path) -> None:
     Trial.create(trial_config(None, 2, []), tmp_path)
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom perfed.federation.trial import Trial\n"
-        "with Trial(Path(sys.argv[1]), None, ('client-0', 'client-1'))._clients(9) as members:\n"
+        "from perfed.runs.config import Config\n"
+        "folder, names = Path(sys.argv[1]), ('client-0', 'client-1')\n"
+        "config = Config.load(folder / 'trial' / 'config.toml')\n"
+        "with Trial(folder, config, names)._clients(9) as members:\n"
         "    print(*(member.pid for member in members), flush=True)\n    time.sleep(100)\n"
     )
     command = [sys.executable, "-P", "-c", code, str(tmp_path)]

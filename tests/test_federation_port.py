@@ -215,11 +215,15 @@ def head(target: str, *headers: str, method: str = "POST") -> bytes:
     return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
 
 
-def answers(connection: socket.socket, count: int = 1) -> list[tuple[int, bytes]]:
-    """The next answers on a connection; fewer if it ends or falls silent."""
+def answers(
+    connection: socket.socket, count: int = 1, pause: float | None = None
+) -> list[tuple[int, bytes]]:
+    """The next answers on a connection; fewer if it ends, or falls silent after the first."""
     file = connection.makefile("rb")
     found: list[tuple[int, bytes]] = []
-    for _ in range(count):
+    for i in range(count):
+        if i == 1 and pause is not None:
+            connection.settimeout(pause)
         try:
             if not file.peek(1):
                 break
@@ -253,12 +257,12 @@ class _Unclosed:
 
 
 def raw(
-    address: tuple[str, int], request: bytes, count: int = 1, seconds: float = 10
+    address: tuple[str, int], request: bytes, count: int = 1, pause: float | None = None
 ) -> list[tuple[int, bytes]]:
     """The answers to what is put on the wire as it is."""
-    with socket.create_connection(address, seconds) as connection:
+    with socket.create_connection(address, 10) as connection:
         connection.sendall(request)
-        return answers(connection, count)
+        return answers(connection, count, pause)
 
 
 def free_port() -> int:
@@ -598,7 +602,7 @@ SMUGGLED = {
 def test_no_request_is_smuggled_in_another(port: ClientGateway, upstream: Recorder) -> None:
     """It may be refused, or be taken for a request of its own and refused then; it never passes."""
     for kind, request in SMUGGLED.items():
-        found = raw((LOOPBACK, port.port), request, count=3, seconds=0.2)
+        found = raw((LOOPBACK, port.port), request, count=3, pause=0.2)
         assert found, kind
         assert {path for _, path, _ in upstream.asked} <= {"/v1/fleet/get-run"}, kind
         assert not any(b"register" in body for body in upstream.bodies), kind

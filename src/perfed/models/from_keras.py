@@ -40,7 +40,7 @@ def from_keras(model: Any, output: Output = None) -> FunctionModel:
     with extra_needed("from_keras", "keras", "keras"):
         import keras
     _check_convertible(keras, model)
-    parts, name = _Parts.of(keras, model), type(model).__name__
+    parts, name = _KerasParts.of(keras, model), type(model).__name__
 
     def apply(
         params: Params,
@@ -89,7 +89,7 @@ def from_keras(model: Any, output: Output = None) -> FunctionModel:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _KerasParts:
     """The variables of a Keras model.
 
     Attributes:
@@ -109,7 +109,7 @@ class _Parts:
     seeds: list[int]
 
     @classmethod
-    def of(cls, keras: Any, model: Any) -> "_Parts":
+    def of(cls, keras: Any, model: Any) -> "_KerasParts":
         """A model's variables."""
         statistics = _running_statistics(keras, model)
         variables = [*model.trainable_variables, *model.non_trainable_variables]

@@ -46,7 +46,7 @@ def from_nnx(module: Any, *, wrt: Any = None, output: Output = None) -> Function
     training.train()
     evaluation.eval()
     graphs = [nnx.split(own)[0] for own in (evaluation, training)]
-    parts = _Parts.of(nnx, module, nnx.Param if wrt is None else wrt)
+    parts = _NNXParts.of(nnx, module, nnx.Param if wrt is None else wrt)
 
     def apply(
         params: Params,
@@ -87,7 +87,7 @@ def from_nnx(module: Any, *, wrt: Any = None, output: Output = None) -> Function
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _NNXParts:
     """The variables of an NNX module.
 
     Attributes:
@@ -107,7 +107,7 @@ class _Parts:
     keys: dict[Path, Array]
 
     @classmethod
-    def of(cls, nnx: Any, module: Any, wrt: Any) -> "_Parts":
+    def of(cls, nnx: Any, module: Any, wrt: Any) -> "_NNXParts":
         """A module's variables, copied."""
         originals = dict(nnx.to_flat_state(nnx.state(nnx.clone(module))))
         is_trained = nnx.filterlib.to_predicate(wrt)

@@ -56,7 +56,7 @@ def from_torch(
     if not isinstance(module, torch.nn.Module):
         require(callable(module), "module", module, "must be a torch.nn.Module, or make one")
         build, module = module, _built(module, 0)
-    parts = _Parts.of(module)
+    parts = _TorchParts.of(module)
     training, evaluation = _skeleton(module), _skeleton(module).eval()
     if not module.training:
         training.train()  # layers that a training module keeps in evaluation mode stay so
@@ -109,7 +109,7 @@ def from_torch(
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _TorchParts:
     """The arrays of a module.
 
     Attributes:
@@ -125,7 +125,7 @@ class _Parts:
     constants: dict[Path, Array]
 
     @classmethod
-    def of(cls, module: Any) -> "_Parts":
+    def of(cls, module: Any) -> "_TorchParts":
         """A module's arrays, copied."""
         _check_convertible(module)
         trained: dict[Path, np.ndarray] = {}
@@ -210,12 +210,12 @@ def _built(build: Callable[[], Any], seed: int) -> Any:
     return module
 
 
-def _drawn(build: Callable[[], Any], key: PRNGKeyArray, parts: _Parts) -> Params:
+def _drawn(build: Callable[[], Any], key: PRNGKeyArray, parts: _TorchParts) -> Params:
     """Fresh parameters by a key, in compiled programs, too."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), parts.params)
 
     def draw(number: Any) -> Params:
-        params = _Parts.of(_built(build, int(number))).params
+        params = _TorchParts.of(_built(build, int(number))).params
         check_leaves(
             params, {p: leaf.shape for p, leaf in flattened(shapes).items()}, "another call"
         )
