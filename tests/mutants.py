@@ -41,12 +41,12 @@ TESTS = {
                 "test_pfedme"),
     "pipeline/codecs": ("test_codecs", "test_communication"),
     "pipeline": ("test_communication", "test_codecs", "test_config", "test_contract"),
-    "core/objective.py": ("test_objective", "test_per_fedavg", "test_pfedme", "test_scaling",
-                          "test_reference"),
+    "core/objective.py": ("test_objective", "test_per_fedavg", "test_model_state", "test_pfedme",
+                          "test_scaling", "test_reference"),
     "simulation/experiment.py": ("test_engines", "test_together", "test_communication",
-                                 "test_contract", "test_reference"),
+                                 "test_contract", "test_model_state", "test_reference"),
     "simulation/round.py": ("test_communication", "test_contract", "test_engines",
-                            "test_reference"),
+                            "test_model_state", "test_reference"),
     "evaluation": ("test_evaluation", "test_engines", "test_together", "test_reference"),
     "theory": (
         "test_conditions", "test_distances", "test_theory", "test_advice", "test_outside_theory",
@@ -106,7 +106,8 @@ def is_message(node: ast.AST) -> bool:
     """Whether it only makes a message, or says what a type is."""
     called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
     if not called:
-        return isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise)
+        words = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
+        return words or isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise)
     name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr  # type: ignore[attr-defined]
     return name.endswith(("Error", "_rule", "_no", "say", "Reason", "Purpose"))
 

@@ -145,7 +145,7 @@ def test_a_network_stays_in_one_order() -> None:
         args = random(2, 3, 8, 8), random(8, 3, 3, 3), random(8), random(8, 8, 3, 3), random(12, 5)
         found = rewritten(network, *args)
         assert not contains(found, SLOW)
-        # The images at first, and at last what is left of them; else only kernels and biases.
+        # The images at first; else only kernels and biases.
         large = [
             eqn
             for eqn in found.eqns
@@ -153,7 +153,7 @@ def test_a_network_stays_in_one_order() -> None:
             and eqn.invars[0].aval.shape[0] == 2  # a batch's
             and eqn.invars[0].aval.size >= 24
         ]
-        assert len(large) == 2, large
+        assert len(large) == 1, large
 
 
 def test_shapes_of_what_lies_in_another_order() -> None:
@@ -221,12 +221,12 @@ def test_what_stays_is_told() -> None:
         return convolve(x, kernel, (1, 1), "SAME", dimension_numbers=FIRST)
 
     x, kernel = random(2, 3, 8, 8), random(6, 3, 3, 3)
-    assert review(convolved, x, kernel).kept == ()
+    assert review(rewrite(convolved), x, kernel).kept == ()
 
     def until(x: Array, kernel: Array) -> Array:
         return lax.while_loop(lambda y: y.sum() > 1e9, lambda y: convolved(y, kernel[:3]), x)
 
-    ((name, operations),) = review(until, x, kernel).kept
+    ((name, operations),) = review(rewrite(until), x, kernel).kept
     assert name == "conv_general_dilated within while"
     assert operations == 2 * (2 * 3 * 8 * 8) * 27
     np.testing.assert_array_equal(rewrite(until)(x, kernel), until(x, kernel))
@@ -234,7 +234,7 @@ def test_what_stays_is_told() -> None:
     def by_batch(x: Array, kernel: Array) -> Array:
         return convolve(x, kernel, (1, 1), "SAME", dimension_numbers=FIRST, batch_group_count=2)
 
-    assert len(review(by_batch, x, kernel).kept) == 1
+    assert len(review(rewrite(by_batch), x, kernel).kept) == 1
     np.testing.assert_array_equal(rewrite(by_batch)(x, kernel), by_batch(x, kernel))
 
 

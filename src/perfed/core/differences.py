@@ -20,7 +20,9 @@ from perfed.core.jaxprs import bind, evaluate
 Tree = TypeVar("Tree")
 
 # Linear in all operands together: these work on means and differences as they do on values.
-_SHAPES = frozenset({"broadcast_in_dim", "concatenate", "pad", "reshape", "slice", "squeeze"})
+_SHAPES = frozenset({
+    "broadcast_in_dim", "concatenate", "optimization_barrier", "pad", "reshape", "slice", "squeeze",
+})  # fmt: skip
 _LINEAR = _SHAPES | {"add", "add_any", "neg", "reduce_sum", "sub", "transpose"}
 # Linear in either operand. A product is worth going over to means and differences for.
 _PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})

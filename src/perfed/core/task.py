@@ -145,7 +145,8 @@ class Task:
     def review(self, params: Params, x: Shaped[Array, "b ..."]) -> Review:
         """What the model does with a batch in training; only shapes are read."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        return review(self.model.apply, params, x, **self.options(key, self.frozen))
+        with jax.default_matmul_precision(_PRECISIONS[self.precision]):
+            return review(self._apply, params, x, **self.options(key, self.frozen))
 
     @cached_property
     def _apply(self) -> Callable[..., Any]:

@@ -9,12 +9,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from perfed.core.errors import require
 from perfed.core.trees import Params
 from perfed.models.layers import (
+    convolution_block,
     flatten,
     init_linear,
     linear,
-    max_pool,
     output_layer,
-    patches,
 )
 
 
@@ -66,5 +65,5 @@ class CNN:
         """The logits."""
         x = x.astype(params["out"]["b"].dtype)
         for layer in params["convolutions"]:
-            x = max_pool(jax.nn.relu(linear(layer, patches(x, 3, padding=1))))
+            x = convolution_block(layer, x, 3, padding=1)
         return output_layer(params["out"], jax.nn.relu(linear(params["dense"], flatten(x))))

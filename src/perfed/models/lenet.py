@@ -8,12 +8,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from perfed.core.trees import Params
 from perfed.models.layers import (
+    convolution_block,
     flatten,
     init_linear,
     linear,
-    max_pool,
     output_layer,
-    patches,
     require_pixels,
 )
 
@@ -55,7 +54,7 @@ class LeNet:
         """The logits."""
         x = x.astype(params["out"]["b"].dtype)
         for name in ("conv1", "conv2"):
-            x = max_pool(jax.nn.relu(linear(params[name], patches(x, 5))))
+            x = convolution_block(params[name], x, 5)
         x = flatten(x)
         for name in ("dense1", "dense2"):
             x = jax.nn.relu(linear(params[name], x))

@@ -9,12 +9,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from perfed.core.errors import require_count
 from perfed.core.trees import Params
 from perfed.models.layers import (
+    convolution_block,
     flatten,
     init_linear,
     linear,
-    max_pool,
     output_layer,
-    patches,
     require_pixels,
 )
 
@@ -59,5 +58,5 @@ class PFLlibCNN:
         """The logits."""
         x = x.astype(params["out"]["b"].dtype)
         for name in ("conv1", "conv2"):
-            x = max_pool(jax.nn.relu(linear(params[name], patches(x, 5))))
+            x = convolution_block(params[name], x, 5)
         return output_layer(params["out"], jax.nn.relu(linear(params["dense"], flatten(x))))

@@ -11,11 +11,11 @@ from perfed.core.errors import require, require_count
 from perfed.core.trees import Params
 from perfed.models.layers import (
     checkpoint_if,
+    convolve,
     group_norm,
     init_linear,
     init_norm,
     output_layer,
-    patches,
 )
 
 # Of the eight blocks: how many times the first width they have, and the stride they begin with.
@@ -84,7 +84,7 @@ class ResNet18:
     def _convolve(self, layer: Any, x: Array, stride: int = 1) -> Array:
         """A convolution, which keeps the size but for its stride, and its normalization."""
         size = 1 if layer["w"].shape[1] == x.shape[-1] else 3
-        convolved = patches(x, size, stride, size // 2) @ layer["w"].T
+        convolved = convolve(layer["w"], x, size, stride, size // 2)
         return group_norm(layer["norm"], convolved, self.groups)
 
 

@@ -17,12 +17,16 @@ def compiler_options() -> dict[str, Any]:
     """How programs are compiled for the devices there are.
 
     What LLVM does beyond its first level takes a quarter of the time of compiling for a CPU, and
-    made none of eight kinds of rounds faster: some are even a tenth slower.
+    made none of eight kinds of rounds faster: some are even a tenth slower. Barriers stay until
+    operations have been fused: XLA drops them before, and then computes patches of images again for
+    each who reads them (see `core/rewriting`).
     """
-    flagged = "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "")
-    if flagged or jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu":
         return {}
-    return {"xla_backend_optimization_level": 1}
+    options: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
+        options["xla_backend_optimization_level"] = 1
+    return options
 
 
 def device_mesh(devices: int | None = None) -> Mesh:

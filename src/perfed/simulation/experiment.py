@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from perfed.core.errors import DivergedError, FieldError, require, require_choice, require_count
-from perfed.core.objective import Examples, Objective, Sampling
+from perfed.core.objective import BLOCK, Examples, Objective, Sampling
 from perfed.core.random import IntLike, Purpose, fold, permuted
+from perfed.core.rewriting import Review
 from perfed.core.task import Model, Task
 from perfed.core.trees import (
     Params,
@@ -27,6 +28,7 @@ from perfed.core.trees import (
 from perfed.data import Federation, FlatExamples
 from perfed.data.scaling import client_row
 from perfed.methods import ClientState, Method, Received, RoundContext, ServerState
+from perfed.methods.base import batch_examples
 from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import Codec, Float32, RandomK, TopK
 from perfed.simulation.devices import compiler_options
@@ -219,6 +221,14 @@ class Experiment:
     def model_shape(self) -> Params:
         """The shapes of the model's parameters."""
         return jax.eval_shape(self.task.model.init, jax.random.key(0))
+
+    @cached_property
+    def review(self) -> Review:
+        """What a client does with a batch: which operations are slow, and what they take."""
+        size = min(BLOCK, batch_examples(getattr(self.method, "batch", BLOCK), BLOCK))
+        shape = (size, *self.federation.example_shape)
+        batch = jax.ShapeDtypeStruct(shape, self.federation.example_dtype)
+        return self.task.review(self.model_shape, batch)
 
     @cached_property
     def is_shared(self) -> tuple[bool, ...]:

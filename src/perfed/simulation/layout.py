@@ -52,7 +52,8 @@ class Layout:
         block = BLOCK * 4 * prod(self.experiment.federation.example_shape)
         fitting = self._bytes_at_once // (_COPIES * self.model_bytes + 2 * block)
         if self.on_cpu:
-            fitting = min(fitting, _BYTES_IN_CACHE // (_COPIES * self.model_bytes))
+            busiest = max(_COPIES * self.model_bytes, self.experiment.review.bytes)
+            fitting = min(fitting, _BYTES_IN_CACHE // busiest)
         return self.chunk or max(1, fitting)
 
     @cached_property

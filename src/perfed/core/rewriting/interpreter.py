@@ -12,18 +12,10 @@ from jaxtyping import Array
 
 from perfed.core.jaxprs import bind, contains, evaluate
 from perfed.core.rewriting import layouts, low_rank
+from perfed.core.rewriting.convolution import Convolution, convolve, rows_of
 from perfed.core.rewriting.layouts import Laid, Value, in_order, laid
 from perfed.core.rewriting.low_rank import LowRank
-from perfed.core.rewriting.windows import (
-    Combine,
-    Window,
-    convolve,
-    greatest,
-    larger,
-    least,
-    pool,
-    smaller,
-)
+from perfed.core.rewriting.windows import Pool, Window, pool_max, pool_min, pool_sum
 
 
 def rewrite(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,13 +80,13 @@ def _apply(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 
 def _convolution(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
-    """A convolution, of channels last whatever the model's order is."""
+    """A convolution, in one order whatever the model's is."""
     if not is_plain_convolution(eqn):
         return None
     params, (x, kernel) = eqn.params, values
     numbers = params["dimension_numbers"]
     batch, depth, *space = numbers.lhs_spec
-    outputs, inputs, *sizes = numbers.rhs_spec
+    sizes = numbers.rhs_spec[2:]
     windows = [
         Window(kernel.shape[size], stride, low, high, apart, spread)
         for size, stride, (low, high), apart, spread in zip(
@@ -106,15 +98,13 @@ def _convolution(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
             strict=True,
         )
     ]
+    matrix, channels_first = rows_of(plain(kernel), numbers.rhs_spec)
+    how = Convolution(tuple(windows), channels_first, params["precision"])
     found = convolve(
-        in_order(x, (batch, *space, depth)),
-        in_order(plain(kernel), (*sizes, inputs, outputs)),
-        windows,
-        params["feature_group_count"],
-        {name: params[name] for name in ("precision", "preferred_element_type")},
+        in_order(x, (depth, *space, batch)), matrix, how, params["feature_group_count"]
     )
     batch, depth, *space = numbers.out_spec
-    return [laid(found, (batch, *space, depth))]
+    return [laid(found.astype(eqn.outvars[0].aval.dtype), (depth, *space, batch))]
 
 
 def is_plain_convolution(eqn: JaxprEqn) -> bool:
@@ -124,9 +114,7 @@ def is_plain_convolution(eqn: JaxprEqn) -> bool:
     return bool(real and eqn.params["batch_group_count"] == 1)
 
 
-def _pooling(
-    eqn: JaxprEqn, values: Sequence[Value], *, empty: Callable[[Any], Any], combine: Combine
-) -> list[Value] | None:
+def _pooling(eqn: JaxprEqn, values: Sequence[Value], *, pool: Pool) -> list[Value] | None:
     """The largest, smallest or sum in each place of a window."""
     (value,), params = values, eqn.params
     order = value.order if isinstance(value, Laid) else tuple(range(jnp.ndim(value)))
@@ -136,8 +124,7 @@ def _pooling(
         Window(sizes[a], strides[a], low, high, apart[a], spread[a])
         for a, (low, high) in ((a, params["padding"][a]) for a in order)
     ]
-    array = in_order(value, order)
-    return [laid(pool(array, windows, empty(array.dtype), combine), order)]
+    return [laid(pool(in_order(value, order), windows), order)]
 
 
 def _inlined(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
@@ -205,9 +192,9 @@ REWRITTEN: dict[str, layouts.Rule] = {
     "checkpoint": _checkpoint,
     "conv_general_dilated": _convolution,
     "custom_jvp_call": _relu,
-    "reduce_window_max": partial(_pooling, empty=least, combine=larger),
-    "reduce_window_min": partial(_pooling, empty=greatest, combine=smaller),
-    "reduce_window_sum": partial(_pooling, empty=lambda _: 0, combine=jnp.add),
+    "reduce_window_max": partial(_pooling, pool=pool_max),
+    "reduce_window_min": partial(_pooling, pool=pool_min),
+    "reduce_window_sum": partial(_pooling, pool=pool_sum),
     "remat2": _checkpoint,
     "scan": _scan,
 }

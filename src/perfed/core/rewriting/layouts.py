@@ -166,21 +166,20 @@ def reverse(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
 
 
 def reshape(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
-    """Axes split, and those put together that lie side by side in memory, too."""
+    """Axes split and put together, with as little moved in memory as can be."""
     value, shape = values[0], tuple(eqn.params["new_sizes"])
     groups = _groups(value.shape, shape)
     if groups is None or eqn.params["dimensions"] is not None:
         return None
     remaining = [axis for axis in value.order if value.shape[axis] > 1]
-    order: list[int] = []
-    while remaining:
-        before, after = next(pair for pair in groups if remaining[0] in pair[0])
-        if remaining[: len(before)] != before:
-            return None  # they lie apart
-        remaining = remaining[len(before) :]
-        order += after
+    # What is put together has to lie side by side; else it is moved, and nothing else is.
+    groups.sort(key=lambda pair: remaining.index(min(pair[0], key=remaining.index)))
+    whole = [axis for before, _ in groups for axis in before]
+    order = [axis for _, after in groups for axis in after]
     order += [axis for axis, side in enumerate(shape) if side == 1]
-    return [laid(value.array.reshape([shape[axis] for axis in order]), order)]
+    ones = [axis for axis in value.order if value.shape[axis] == 1]
+    array = in_order(value, (*whole, *ones))
+    return [laid(array.reshape([shape[axis] for axis in order]), order)]
 
 
 def _groups(

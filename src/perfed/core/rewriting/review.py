@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from perfed.core.jaxprs import inner_jaxprs
-from perfed.core.rewriting.interpreter import is_plain_convolution, is_relu, rewrite
+from perfed.core.rewriting.interpreter import is_plain_convolution, is_relu
 
 # What is looked into; operations within any others stay.
 _ENTERED = frozenset({"jit", "pjit", "closed_call", "checkpoint", "remat2", "scan"})
@@ -35,11 +35,11 @@ class Review:
         return "; ".join(f"{name} ({count / 1e6:.1f} MFLOP a batch)" for name, count in self.kept)
 
 
-def review(apply: Callable[..., Any], *args: Any, **options: Any) -> Review:
-    """What becomes of a model, for a batch of these shapes."""
+def review(rewritten: Callable[..., Any], *args: Any, **options: Any) -> Review:
+    """What `rewrite` has made of a model, for a batch of these shapes."""
+    apply = rewritten.__wrapped__  # type: ignore[attr-defined]
     kept = tuple(_kept(jax.make_jaxpr(apply)(*args, **options).jaxpr))
-    after = jax.make_jaxpr(rewrite(apply))(*args, **options).jaxpr
-    return Review(kept, _bytes(after))
+    return Review(kept, _bytes(jax.make_jaxpr(rewritten)(*args, **options).jaxpr))
 
 
 def _kept(jaxpr: Jaxpr, within: str = "") -> Iterator[tuple[str, int]]:

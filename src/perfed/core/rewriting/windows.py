@@ -1,13 +1,15 @@
-"""Convolutions and pooling by slices of the inputs: products and comparisons, and nothing else."""
+"""Windows that move along axes: what they see as slices of the inputs, and pooling of that."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Int, Shaped
 
 Combine = Callable[[Array, Array], Array]
 
@@ -32,6 +34,11 @@ class Window(NamedTuple):
     spread: int = 1
 
     @property
+    def is_tile(self) -> bool:
+        """Whether what it sees in one place begins where the last ended."""
+        return self == Window(self.size, self.size)
+
+    @property
     def is_trivial(self) -> bool:
         """Whether each entry is seen once and alone."""
         return self == Window(1)
@@ -46,47 +53,7 @@ class Window(NamedTuple):
         return max(0, (self.padded(side) - reach) // self.stride + 1)
 
 
-def convolve(
-    x: Float[Array, "b *space depth"],
-    kernel: Float[Array, "*sizes inputs outputs"],
-    windows: Sequence[Window],
-    groups: int = 1,
-    options: dict[str, Any] | None = None,
-) -> Float[Array, "b *places outputs"]:
-    """A convolution of any number of dimensions, with channels last.
-
-    Args:
-        x: the inputs.
-        kernel: its inputs are those of one group.
-        windows: one for each dimension of space.
-        groups: how many groups of channels are convolved each on its own.
-        options: of the products.
-    """
-    options = options or {}
-    outputs = kernel.shape[-1]
-    parts = _slices(x, windows, 0)
-    if groups == 1:
-        # Side by side, so that one product does them all.
-        patches = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-        return _product(patches, kernel.reshape(-1, outputs), options)
-    each = outputs // groups
-    if x.shape[-1] == groups:
-        # By channel nothing is added up but over the window: products of numbers.
-        flat = kernel.reshape(len(parts), groups, each)
-        total = sum(part[..., None] * own for part, own in zip(parts, flat, strict=True))
-        return jnp.asarray(total).reshape(*parts[0].shape[:-1], outputs)
-    split = [part.reshape(*part.shape[:-1], groups, -1) for part in parts]
-    patches = jnp.concatenate(split, axis=-1)
-    by_group = jnp.moveaxis(kernel.reshape(-1, groups, each), 1, 0)
-    # Groups first: they are what the product is repeated for.
-    numbers = ((patches.ndim - 1,), (1,)), ((patches.ndim - 2,), (0,))
-    found = lax.dot_general(patches, by_group, numbers, **options)
-    return jnp.moveaxis(found, 0, -2).reshape(*patches.shape[:-2], outputs)
-
-
-def _product(x: Array, w: Float[Array, "inputs outputs"], options: dict[str, Any]) -> Array:
-    # As the built-in layers have it: the gradient of a narrow layer is faster with outputs first.
-    return lax.dot_general(x, w.T, (((x.ndim - 1,), (1,)), ((), ())), **options)
+Pool = Callable[[Array, Sequence[Window]], Array]
 
 
 def pool(
@@ -106,11 +73,63 @@ def pool(
         own = [Window(1)] * x.ndim
         own[axis] = windows[axis]
         if not own[axis].is_trivial:
-            x = _combined(_slices(x, own, empty), combine)
+            x = _combined(slices(x, own, empty), combine)
     return x
 
 
-def larger(a: Array, b: Array) -> Array:
+def pool_max(x: Shaped[Array, "..."], windows: Sequence[Window]) -> Shaped[Array, "..."]:
+    """The largest in each place of a window; of equal entries the first one gets the gradient."""
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if floating and all(window.is_tile for window in windows) and x.size:
+        return _largest(x, tuple(windows))
+    return pool(x, windows, _least(x.dtype), _larger)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _largest(x: Array, windows: tuple[Window, ...]) -> Array:
+    return _found(x, windows)[0]
+
+
+@_largest.defjvp
+def _largest_slope(
+    windows: tuple[Window, ...], at: tuple[Array], along: tuple[Array]
+) -> tuple[Array, Array]:
+    """The slope of an entry that was the largest, which is known by its number in the window."""
+    (x,), (tangent,) = at, along
+    largest, number = lax.optimization_barrier(_found(x, windows))
+    counts = [w.count(side) for w, side in zip(windows, x.shape, strict=True)]
+    seen = [count * w.size for count, w in zip(counts, windows, strict=True)]
+    tiles = [side for pair in zip(counts, (w.size for w in windows), strict=True) for side in pair]
+    within = tuple(range(1, 2 * x.ndim, 2))
+    every = jnp.arange(prod(w.size for w in windows), dtype=number.dtype)
+    numbers = every.reshape([1 if axis % 2 == 0 else side for axis, side in enumerate(tiles)])
+    own = lax.slice(tangent, [0] * x.ndim, seen).reshape(tiles)
+    chosen = jnp.expand_dims(number, within) == numbers
+    return largest, jnp.where(chosen, own, 0).sum(within)
+
+
+def _found(x: Array, windows: Sequence[Window]) -> tuple[Array, Int[Array, "..."]]:
+    """The largest in each place of a window, and its number there."""
+    parts = slices(x, windows, 0)
+    dtype = jnp.int8 if len(parts) < 128 else jnp.int32
+    largest, number = parts[0], jnp.zeros(parts[0].shape, dtype)
+    for i, part in enumerate(parts[1:], 1):
+        stays = (largest >= part) | (largest != largest)
+        largest, number = jnp.where(stays, largest, part), jnp.where(stays, number, i)
+    return largest, number
+
+
+def pool_min(x: Shaped[Array, "..."], windows: Sequence[Window]) -> Shaped[Array, "..."]:
+    """The smallest in each place, likewise."""
+    return pool(x, windows, _greatest(x.dtype), _smaller)
+
+
+def pool_sum(x: Shaped[Array, "..."], windows: Sequence[Window]) -> Shaped[Array, "..."]:
+    """The sum of each place."""
+    return pool(x, windows, 0, jnp.add)
+
+
+def _larger(a: Array, b: Array) -> Array:
     """The larger of two; the first, where they are equal; what is no number stays."""
     first = a >= b
     if jnp.issubdtype(a.dtype, jnp.floating):
@@ -118,7 +137,7 @@ def larger(a: Array, b: Array) -> Array:
     return jnp.where(first, a, b)
 
 
-def smaller(a: Array, b: Array) -> Array:
+def _smaller(a: Array, b: Array) -> Array:
     """The smaller of two, likewise."""
     first = a <= b
     if jnp.issubdtype(a.dtype, jnp.floating):
@@ -133,26 +152,22 @@ def _combined(parts: Sequence[Array], combine: Combine) -> Array:
     return found
 
 
-def _slices(x: Array, windows: Sequence[Window], empty: Any) -> list[Array]:
-    """What each place of a window sees, for all of its positions at once.
+def slices(x: Array, windows: Sequence[Window], empty: Any) -> list[Array]:
+    """What each place sees, for all positions in a window at once.
 
-    `windows` are of the axes from the first on for pooling, of those between the first and the last
-    for convolutions.
+    `windows` are of all axes.
     """
-    first = 0 if len(windows) == x.ndim else 1
-    own = [Window(1)] * x.ndim
-    own[first : first + len(windows)] = windows
-    counts = [window.count(side) for window, side in zip(own, x.shape, strict=True)]
-    edges = [(window.low, window.high, window.spread - 1) for window in own]
+    counts = [window.count(side) for window, side in zip(windows, x.shape, strict=True)]
+    edges = [(window.low, window.high, window.spread - 1) for window in windows]
     if any(edge != (0, 0, 0) for edge in edges):
         x = lax.pad(x, jnp.asarray(empty, x.dtype), edges)
     if 0 in counts:
         shape = tuple(counts)
-        return [jnp.zeros(shape, x.dtype)] * prod(window.size for window in own)
+        return [jnp.zeros(shape, x.dtype)] * prod(window.size for window in windows)
     found = []
-    for offsets in product(*(range(window.size) for window in own)):
-        starts = [offset * window.apart for offset, window in zip(offsets, own, strict=True)]
-        strides = [window.stride for window in own]
+    for offsets in product(*(range(window.size) for window in windows)):
+        starts = [offset * window.apart for offset, window in zip(offsets, windows, strict=True)]
+        strides = [window.stride for window in windows]
         limits = [
             start + (count - 1) * stride + 1
             for start, count, stride in zip(starts, counts, strides, strict=True)
@@ -161,14 +176,11 @@ def _slices(x: Array, windows: Sequence[Window], empty: Any) -> list[Array]:
     return found
 
 
-def least(dtype: Any) -> Any:
+def _least(dtype: Any) -> Any:
     """What is smaller than all else."""
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
-def greatest(dtype: Any) -> Any:
+def _greatest(dtype: Any) -> Any:
     """What is larger than all else."""
     return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
-
-
-__all__ = ["Window", "convolve", "greatest", "larger", "least", "pool", "smaller"]

@@ -1,0 +1,182 @@
+"""Rounds of models of all libraries, beside eager PyTorch and the arithmetic floor.
+
+All take turns in one run: `python -m bench.models`. It needs "perfed[torch,keras,nnx]".
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import platform
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.__main__ import spread, timed
+from bench.networks import SYMBOLS, Network, networks
+from perfed import Experiment, FedAvg, Federation, Task, Vectorized
+from perfed.core.task import Model
+from perfed.data.examples import FlatExamples
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH = 32
+LR = 0.05
+
+
+def data_for(network: Network, clients: int = 20, size: int = 400) -> Federation:
+    """Random images or texts: what they are does not matter for time."""
+    rng = np.random.default_rng(0)
+
+    def side(n: int) -> FlatExamples:
+        if network.classes == SYMBOLS:
+            x = rng.integers(0, SYMBOLS, (clients * n, *network.shape)).astype(np.int32)
+        else:
+            x = rng.random((clients * n, *network.shape), np.float32)
+        y = rng.integers(0, network.classes, clients * n)
+        return FlatExamples.from_rows(x, y, [n] * clients)
+
+    return Federation.from_examples(side(size), side(10), classes=network.classes)
+
+
+def perfed_rounds(
+    network: Network, model: Model, data: Federation, chunk: int | None
+) -> Callable[[int], float]:
+    """Perfed's rounds: what it gives does so many and returns milliseconds per round."""
+    method = FedAvg(lr=LR, tau=network.tau, batch=BATCH)
+    experiment = Experiment(data, Task(model), method, network.cohort)
+    engine = Vectorized(experiment, chunk=chunk)
+    state = engine.advance(engine.init(), 1)
+
+    def take(rounds: int) -> float:
+        return timed(lambda: jax.block_until_ready(engine.advance(state, rounds))) / rounds
+
+    take(1)
+    return take
+
+
+def eager_rounds(network: Network, data: Federation, threads: int) -> Callable[[int], float]:
+    """The same rounds as a lean eager loop: one client after another, plain SGD, no data loader."""
+    import torch
+
+    from bench import eager
+
+    def inputs(x: np.ndarray) -> torch.Tensor:
+        x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+        return torch.from_numpy(np.ascontiguousarray(x))
+
+    parts = [data.train.client(i) for i in range(data.clients)]
+    clients = eager.Clients(
+        [inputs(np.asarray(x)) for x, _ in parts],
+        [torch.from_numpy(y.astype(np.int64)) for _, y in parts],
+    )
+    own = copy.deepcopy(network.torch())
+    leaves = list(own.parameters())
+    weights = [leaf.detach().clone() for leaf in leaves]
+
+    def local(clients: eager.Clients, client: int, w: eager.Weights) -> eager.Weights:
+        with torch.no_grad():
+            for leaf, value in zip(leaves, w, strict=True):
+                leaf.copy_(value)
+        for _ in range(network.tau):
+            x, y = clients.batch(client, BATCH)
+            loss = torch.nn.functional.cross_entropy(own(x), y)
+            grads = torch.autograd.grad(loss, leaves)
+            with torch.no_grad():
+                for leaf, grad in zip(leaves, grads, strict=True):
+                    leaf.sub_(grad, alpha=LR)
+        return [leaf.detach().clone() for leaf in leaves]
+
+    def take(rounds: int) -> float:
+        torch.set_num_threads(threads)
+        begun = time.perf_counter()
+        for _ in range(rounds):
+            eager.one_round(local, clients, weights, network.cohort)
+        return 1e3 * (time.perf_counter() - begun) / rounds
+
+    take(1)
+    return take
+
+
+def products(side: int = 1024) -> Callable[[int], float]:
+    """GFLOP/s of large products by the BLAS that NumPy has, on all cores."""
+    a, b = np.random.default_rng(0).random((2, side, side), np.float32)
+
+    def take(times: int) -> float:
+        spent = timed(lambda: [a @ b for _ in range(10 * times)])
+        return 10 * times * 2 * side**3 / spent / 1e6
+
+    return take
+
+
+def contestants(network: Network, chunk: int | None) -> dict[str, Callable[[int], float]]:
+    """All that take part, ready to be timed."""
+    data = data_for(network)
+    models = network.ours | {"PyTorch": network.converted}
+    found = {name: perfed_rounds(network, build(), data, chunk) for name, build in models.items()}
+    for threads in sorted({1, os.cpu_count() or 1}):
+        found[f"eager PyTorch, {threads} thread(s)"] = eager_rounds(network, data, threads)
+    return found
+
+
+def measure(
+    takes: dict[str, Callable[[int], float]], rounds: int, repeats: int
+) -> dict[str, list[float]]:
+    """Milliseconds per round, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in takes}
+    for _ in range(repeats):
+        for name, take in takes.items():
+            time.sleep(0.3)  # until the threads of the one before have stopped spinning
+            times[name].append(take(rounds))
+    return times
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=2, help="of a turn")
+    parser.add_argument("--chunk", type=int, help="clients at once on a core")
+    parser.add_argument("--only", default="", help="networks whose names have this in them")
+    given = parser.parse_args()
+    console = Console(width=120)
+    table = Table(box=box.SIMPLE_HEAD, title="ms per round: median (range)", title_justify="left")
+    for heading in ("network", "as", "a round", "of eager", "of built in", "share of the floor"):
+        table.add_column(heading, justify="left" if heading in ("network", "as") else "right")
+    for network in networks():
+        if given.only.lower() not in network.name.lower():
+            continue
+        takes = {"GFLOP/s": products()} | contestants(network, given.chunk)
+        times = measure(takes, given.rounds, given.repeats)
+        rate = median(times.pop("GFLOP/s"))
+        # Back to the weights and back to the inputs take as many products as the outputs.
+        work = 3 * network.flops * BATCH * network.tau * network.cohort
+        floor = work / rate / 1e6
+        best = min((t for name, t in times.items() if name.startswith("eager")), key=median)
+        for name, own in times.items():
+            ratio = f"{median(best) / median(own):.2f}x"
+            to_ours = f"{median(own) / median(times['built in']):.2f}x"
+            share = f"{100 * floor / median(own):.0f} %"
+            table.add_row(network.name, name, spread(own), ratio, to_ours, share)
+        console.print(
+            f"{network.name}: {network.cohort} clients, {network.tau} steps of batch {BATCH}, "
+            f"{work / 1e9:.0f} GFLOP per round; large products {rate:.0f} GFLOP/s, so the floor is "
+            f"{floor:.0f} ms"
+        )
+    console.print(table)
+    console.print(f"{os.cpu_count()} cores, {platform.machine()}, JAX {jax.__version__}")
+
+
+if __name__ == "__main__":
+    main()
