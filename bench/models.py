@@ -41,7 +41,7 @@ def data_for(network: Network, clients: int = 20, size: int = 400) -> Federation
 
     def side(n: int) -> FlatExamples:
         if network.classes == SYMBOLS:
-            x = rng.integers(0, SYMBOLS, (clients * n, *network.shape)).astype(np.int32)
+            x: np.ndarray = rng.integers(0, SYMBOLS, (clients * n, *network.shape), np.int32)
         else:
             x = rng.random((clients * n, *network.shape), np.float32)
         y = rng.integers(0, network.classes, clients * n)

@@ -306,6 +306,12 @@ def main() -> None:
         for i in range(WORKERS):
             copies.put(Copy(at / str(i), at / "cache"))
         outcomes: list[dict[str, Any]] = []
+        whole_copy = copies.get()
+        for tests in sorted({tuple(tests_of(mutant.file)) for mutant, _ in drawn}):
+            alive, reason = whole_copy.run(list(tests), 2 * SECONDS, WORKERS)
+            if not alive:  # then it would seem to kill every mutant
+                sys.exit(f"tests fail before anything is broken: {reason}")
+        copies.put(whole_copy)
 
         def judge(pair: tuple[Mutant, str]) -> None:
             mutant, text = pair

@@ -26,6 +26,8 @@ from perfed import (
 from perfed.core.errors import FieldError
 from perfed.core.trees import tree_add
 from perfed.models import from_flax
+from perfed.models.function_model import FunctionModel
+from perfed.theory.constants import measure
 from test_engines import assert_close
 
 NETWORK = MLP(64, 10, hidden=(16,))
@@ -179,3 +181,12 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         lora(NETWORK, ["0"], rank=0)
     with pytest.raises(FieldError, match="no module to write to"):
         adapted().write_back(adapted().init(jax.random.key(0)))
+
+
+def test_a_model_without_theory_is_named_by_its_type(data: Any) -> None:
+    """Not by the addresses of the functions that it is made of."""
+    net = Normalized()
+    model = FunctionModel(net.init, net.apply, net.is_state)
+    engine = Sequential(make(data, FedAvg(lr=0.1, tau=1, batch=8), model))
+    with pytest.raises(FieldError, match="model = 'FunctionModel': keeps running statistics"):
+        measure(engine)

@@ -1,5 +1,7 @@
 """Adapters of a language model in a local folder: trained here, read and written as PEFT does."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from perfed import (
     save_peft,
     simulate,
 )
+from perfed.core.errors import FieldError
+from perfed.models import from_equinox
 
 SYMBOLS, LENGTH, CLASSES = 20, 8, 3
 TARGETS = ["q_proj", "v_proj"]
@@ -161,3 +165,167 @@ def test_adapters_that_do_not_fit_are_refused(peft: Any, folder: Path, tmp_path:
     others = lora(model.model, ["*.q_proj"], rank=2, alpha=6.0)
     with pytest.raises(DataError, match=r"the same modules as target"):
         load_peft(others, others.init(jax.random.key(0)), tmp_path)
+
+
+def kinds(torch: Any, **options: Any) -> Any:
+    """A module with all kinds of layers that can be adapted, each of them square."""
+    pytest.importorskip("transformers", reason='needs "perfed[peft]"')
+    from transformers.pytorch_utils import Conv1D
+
+    class Kinds(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, tied: bool = False) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(SYMBOLS, SYMBOLS)
+            self.mix = Conv1D(SYMBOLS, SYMBOLS)
+            self.attend = torch.nn.MultiheadAttention(SYMBOLS, 2, batch_first=True)
+            self.project = torch.nn.Linear(SYMBOLS, SYMBOLS)
+            self.free = torch.nn.Parameter(torch.ones(SYMBOLS, SYMBOLS))
+            if tied:
+                self.project.weight = self.embed.weight
+            torch.nn.init.normal_(self.mix.weight)
+
+        def forward(self, x: Any) -> Any:
+            h = torch.tanh(self.mix(self.embed(x)))
+            h = h + self.attend(h, h, h, need_weights=False)[0]
+            return self.project(torch.tanh(h) @ self.free).mean(1)
+
+    torch.manual_seed(0)
+    return Kinds(**options).eval()
+
+
+KINDS = ["embed", "mix", "project"]
+
+
+def same_as_peft(torch: Any, module: Any, model: Any, params: Any) -> None:
+    with torch.no_grad():
+        expected = module.eval()(torch.from_numpy(X).long()).numpy()
+    np.testing.assert_allclose(model.apply(params, X), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_conv1d_and_embeddings_are_written(torch: Any, peft: Any, tmp_path: Path) -> None:
+    """GPT-2's kind of layer has its weight as inputs by outputs, and embeddings as rows."""
+    model = lora(from_torch(kinds(torch)), [f"{kind}.weight" for kind in KINDS], rank=2)
+    params = moved(model.init(jax.random.key(0)))
+    save_peft(model, params, tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["fan_in_fan_out"]
+    by_them = peft.PeftModel.from_pretrained(kinds(torch), str(tmp_path))
+    same_as_peft(torch, by_them, model, params)
+    again = load_peft(model, model.init(jax.random.key(9)), tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_conv1d_and_embeddings_are_read(
+    torch: Any, peft: Any, tmp_path: Path, use_rslora: bool
+) -> None:
+    settings = peft.LoraConfig(
+        r=2, lora_alpha=6, target_modules=KINDS, init_lora_weights=False, use_rslora=use_rslora
+    )
+    module = peft.get_peft_model(kinds(torch), settings)
+    module.save_pretrained(str(tmp_path))
+    alpha = 6 * 2**0.5 if use_rslora else 6.0
+    targets = [f"{kind}.weight" for kind in KINDS]
+    model = lora(from_torch(kinds(torch)), targets, rank=2, alpha=alpha)
+    params = load_peft(model, model.init(jax.random.key(0)), tmp_path)
+    same_as_peft(torch, module, model, params)
+    if use_rslora:
+        other = lora(model.model, targets, rank=2, alpha=6.0)
+        with pytest.raises(DataError, match=r"use_rslora, which is alpha = 8\.48528137 here"):
+            load_peft(other, other.init(jax.random.key(0)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"bias": "lora_only"}, "bias = 'lora_only'"),
+        ({"rank_pattern": {"mix": 3}}, "rank_pattern = {'mix': 3}"),
+        ({"alpha_pattern": {"mix": 3}}, "alpha_pattern = {'mix': 3}"),
+        ({"lora_bias": True}, "lora_bias = True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
+    ],
+)
+def test_other_kinds_of_adapters_are_refused(
+    torch: Any, peft: Any, tmp_path: Path, options: dict[str, Any], name: str
+) -> None:
+    settings = {"r": 2, "lora_alpha": 6, "target_modules": ["mix", "project"], **options}
+    if name.startswith("init"):  # which PEFT has for linear layers only
+        settings["target_modules"] = ["project"]
+    peft.get_peft_model(kinds(torch), peft.LoraConfig(**settings)).save_pretrained(str(tmp_path))
+    targets = [f"{kind}.weight" for kind in settings["target_modules"]]
+    model = lora(from_torch(kinds(torch)), targets, rank=2, alpha=6.0)
+    with pytest.raises(DataError) as error:
+        load_peft(model, model.init(jax.random.key(0)), tmp_path)
+    text = str(error.value)
+    assert f"{tmp_path / 'adapter_config.json'}: {name}" in text
+    assert "PeftModel.from_pretrained" in text
+
+
+def test_arrays_that_would_not_be_used_are_refused(torch: Any, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    model = lora(from_torch(kinds(torch)), ["mix.weight"], rank=2, alpha=6.0)
+    params = model.init(jax.random.key(0))
+
+    def loads(change: Callable[[dict[str, np.ndarray]], Any]) -> Any:
+        save_peft(model, params, tmp_path)
+        arrays = load_file(tmp_path / "adapter_model.safetensors")
+        change(arrays)
+        save_file(arrays, tmp_path / "adapter_model.safetensors")
+        return load_peft(model, params, tmp_path)
+
+    start = "base_model.model."
+    own = kinds(torch).state_dict()["embed.weight"].numpy()
+    other = {f"{start}embed.weight": own + 1}
+    with pytest.raises(DataError, match=r"has base_model\.model\.embed\.weight.*not use"):
+        loads(lambda arrays: arrays.update(other))
+    # PEFT writes whole embeddings beside their adapters; those that the model has are no loss.
+    loads(lambda arrays: arrays.update({f"{start}embed.base_layer.weight": own}))
+    with pytest.raises(DataError, match=r"lora_magnitude_vector.*not use"):
+        loads(lambda a: a.update({f"{start}mix.lora_magnitude_vector.weight": np.ones(20)}))
+    with pytest.raises(DataError, match=r"has no base_model\.model\.mix\.lora_B\.weight"):
+        loads(lambda arrays: arrays.pop(f"{start}mix.lora_B.weight"))
+    with pytest.raises(DataError, match=r"mix\.weight has shapes"):
+        loads(lambda a: a.update({f"{start}mix.lora_B.weight": np.ones((5, 2), np.float32)}))
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "ADALORA"}')
+    with pytest.raises(DataError, match="peft_type = 'ADALORA'"):
+        load_peft(model, params, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("targets", "train", "message"),
+    [
+        (["attend.out_proj.weight"], [], r"target = 'attend\.out_proj\.weight'.*NonDynamically"),
+        (["free"], [], r"target = 'free': is not the weight of a module"),
+        (["project.weight"], ["free"], r"train = 'free': is a parameter of the module itself"),
+        (
+            ["project.weight"],
+            ["project.bias"],
+            r"in one module with the adapter of project\.weight",
+        ),
+    ],
+)
+def test_what_peft_would_compute_otherwise_is_not_written(
+    torch: Any, tmp_path: Path, targets: list[str], train: list[str], message: str
+) -> None:
+    model = lora(from_torch(kinds(torch)), targets, train=train)
+    with pytest.raises(FieldError, match=message):
+        save_peft(model, model.init(jax.random.key(0)), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_shared_weight_is_not_written(torch: Any, tmp_path: Path) -> None:
+    base = from_torch(kinds(torch, tied=True))
+    message = r"embed\.weight': is project\.weight as well.*from_torch\(get_peft_model"
+    for targets, train in ((["embed.weight"], []), (["mix.weight"], ["embed.weight"])):
+        model = lora(base, targets, train=train)
+        with pytest.raises(FieldError, match=message):
+            save_peft(model, model.init(jax.random.key(0)), tmp_path)
+
+
+def test_a_module_of_another_library_is_not_written(torch: Any, tmp_path: Path) -> None:
+    equinox = pytest.importorskip("equinox")
+    model = lora(from_equinox(lambda key: equinox.nn.MLP(4, 2, 3, 1, key=key)), ["*.weight"])
+    with pytest.raises(FieldError, match="is not the weight of a module of PyTorch"):
+        save_peft(model, model.init(jax.random.key(0)), tmp_path)

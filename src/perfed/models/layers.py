@@ -27,7 +27,9 @@ def linear(layer: Any, x: Float[Array, "... inputs"]) -> Float[Array, "... outpu
     # Weights are kept as (outputs, inputs): vectorized over clients, the gradient of a narrow layer
     # is then a product whose inner axis is long, which the CPU does nearly twice as fast. They are
     # not transposed first: the compiler would copy them in every step.
-    return lax.dot_general(x, layer["w"], (((x.ndim - 1,), (1,)), ((), ()))) + layer["b"]
+    product = lax.dot_general(x, layer["w"], (((x.ndim - 1,), (1,)), ((), ())))
+    outputs: Array = product + layer["b"]
+    return outputs
 
 
 def output_layer(layer: Any, x: Float[Array, "b inputs"]) -> Float[Array, "b outputs"]:

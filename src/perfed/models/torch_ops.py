@@ -34,6 +34,7 @@ def environment() -> Any:
 
     env.get_and_rotate_prng_key = random_key
     env.override_op_definition(torch.nn.functional.batch_norm, _batch_norm)
+    env.override_op_definition(torch.nn.functional.group_norm, _group_norm)
     for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         env.override_op_definition(getattr(torch, kind), _recurrent(env, kind))
     return env
@@ -96,6 +97,25 @@ def _batch_norm(
     scale = torch.rsqrt(var + eps)
     scale = scale if weight is None else scale * weight
     y = (x - mean.reshape(shape)) * scale.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def _group_norm(
+    x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """Group normalization, with examples and groups on axes of their own.
+
+    PyTorch's own has them on one, for which the whole array would have to be moved in memory.
+    """
+    import torch
+
+    grouped = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    axes = list(range(2, grouped.ndim))
+    centered = grouped - grouped.mean(axes, keepdim=True)
+    normal = centered * torch.rsqrt((centered**2).mean(axes, keepdim=True) + eps)
+    y = normal.reshape(x.shape)
+    shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
+    y = y if weight is None else y * weight.reshape(shape)
     return y if bias is None else y + bias.reshape(shape)
 
 

@@ -146,7 +146,9 @@ def measure(
         "keeps running statistics, so that its loss depends on the rest of the batch, and the "
         "theorems do not apply; use group or layer normalization"
     )
-    require(experiment.task.is_state is None, "model", experiment.task.model, allowed)
+    require(
+        experiment.task.is_state is None, "model", type(experiment.task.model).__name__, allowed
+    )
     w = experiment.init_params() if w is None else w
     state = engine.init()._replace(params=w, server_state=None, clients=NO_RECORD)
     sizes = tuple(leaf.size for leaf in jax.tree.leaves(w))

@@ -104,7 +104,8 @@ def _convolution(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
         in_order(x, (depth, *space, batch)), matrix, how, params["feature_group_count"]
     )
     batch, depth, *space = numbers.out_spec
-    return [laid(found.astype(eqn.outvars[0].aval.dtype), (depth, *space, batch))]
+    wanted: Any = eqn.outvars[0].aval
+    return [laid(found.astype(wanted.dtype), (depth, *space, batch))]
 
 
 def is_plain_convolution(eqn: JaxprEqn) -> bool:
