@@ -81,7 +81,8 @@ def _train(load: Callable[[], "Config"]) -> None:
     config, engine = hosts.prepare_together(
         prepare, lambda made: shared_facts(made[0], made[1].experiment.federation)
     )
-    if caution := engine.experiment.federation.caution:
+    experiment = engine.experiment
+    for caution in filter(None, (experiment.federation.caution, experiment.review.caution)):
         log(f"caution: {caution}")
     try:
         with progress_shown() as show:

@@ -142,7 +142,7 @@ class Task:
             options["frozen"] = self.frozen if frozen is None else frozen
         return options
 
-    def review(self, params: Params, x: jax.ShapeDtypeStruct) -> Review:
+    def review(self, params: Params, x: Any) -> Review:
         """What the model does with a batch in training; only shapes are read."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         with jax.default_matmul_precision(_PRECISIONS[self.precision]):

@@ -81,7 +81,8 @@ def _batch_norm(
     shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
     if training:
         mean = x.mean(axes)
-        var = ((x - mean.reshape(shape)) ** 2).mean(axes)
+        centered = x - mean.reshape(shape)
+        var = (centered * centered).mean(axes)  # a power's derivative has a logarithm
         if running_mean is not None:
             count = x.numel() // x.shape[1]
             if count < 2:
@@ -112,7 +113,7 @@ def _group_norm(
     grouped = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     axes = list(range(2, grouped.ndim))
     centered = grouped - grouped.mean(axes, keepdim=True)
-    normal = centered * torch.rsqrt((centered**2).mean(axes, keepdim=True) + eps)
+    normal = centered * torch.rsqrt((centered * centered).mean(axes, keepdim=True) + eps)
     y = normal.reshape(x.shape)
     shape = [-1 if i == 1 else 1 for i in range(x.ndim)]
     y = y if weight is None else y * weight.reshape(shape)

@@ -259,7 +259,8 @@ class _RecordedRun:
         """The run as a trainer takes it, with callbacks that record it."""
         recording = self.recording
         config, folder, engine = recording.config, recording.folder, recording.engine
-        if caution := engine.experiment.federation.caution:
+        experiment = engine.experiment
+        for caution in filter(None, (experiment.federation.caution, experiment.review.caution)):
             self._log(f"caution: {caution}")
         written = FolderCallback(config, folder)
         checkpoints = CheckpointCallback(self.checkpoints, engine.run_store, clock, self._log)

@@ -11,15 +11,19 @@ only where programs are compiled with `simulation.devices.compiler_options`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from perfed.core.rewriting.windows import Window, slices
+
+# The patches of so few positions are best put back at once, and those of more axis by axis.
+_FEW = 9
 
 
 @final
@@ -29,21 +33,66 @@ class Convolution:
 
     Attributes:
         windows: how the kernel moves, along each axis of space.
-        channels_first: whether the rows of the kernel are by channel, then by position.
         precision: of the products.
     """
 
     windows: tuple[Window, ...]
-    channels_first: bool
     precision: Any = None
 
+    @property
+    def positions(self) -> int:
+        """How many there are in a window."""
+        return prod(window.size for window in self.windows)
+
     def patches(self, x: Float[Array, "depth *space b"]) -> Float[Array, "rows *places b"]:
-        """What each place sees."""
-        parts = slices(x, (Window(1), *self.windows, Window(1)), 0)
-        if len(parts) == 1:
-            return parts[0]
-        found = jnp.stack(parts, 1 if self.channels_first else 0)
+        """What each place sees: of each position in the window all channels."""
+        space = zip(self.windows, x.shape[1:-1], strict=True)
+        counts = [window.count(side) for window, side in space]
+        if 0 in counts or any(w.stride > 1 for w in self.windows) or self.positions == 1:
+            found = jnp.stack(self.parts(x))
+        else:
+            # As one operation that copies pieces: four times as fast as slices put together.
+            edges = [(w.low, w.high, w.spread - 1) for w in self.windows]
+            padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+            sizes = (len(x), *counts, x.shape[-1])
+            zero = jnp.int32(0)
+            starts = [range(0, w.size * w.apart, w.apart) for w in self.windows]
+
+            def piece(start: Int[Array, " axes"]) -> Array:
+                return lax.dynamic_slice(padded, (zero, *start, zero), sizes)
+
+            found = jax.vmap(piece)(jnp.asarray(list(product(*starts)), jnp.int32))
         return found.reshape(-1, *found.shape[2:])
+
+    def parts(self, x: Float[Array, "depth *space b"]) -> list[Float[Array, "depth *places b"]]:
+        """What each position in the window sees in all places."""
+        return slices(x, (Window(1), *self.windows, Window(1)), 0)
+
+    def put_back(self, patches: Float[Array, "rows *places b"], x: Array) -> Array:
+        """The transpose of `patches`, for inputs of the shape of `x`."""
+        sizes = [window.size for window in self.windows]
+        apart = patches.reshape(*sizes, len(x), *patches.shape[1:])
+        if self.positions <= _FEW:
+
+            def at_once(x: Array) -> Array:
+                return jnp.stack(self.parts(x)).reshape(apart.shape)
+
+            (found,) = jax.linear_transpose(at_once, x)(apart)
+            return jnp.asarray(found)
+        steps = [partial(self._along, axis=axis) for axis in reversed(range(len(sizes)))]
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+        for step in steps:
+            shapes.append(jax.eval_shape(step, shapes[-1]))
+        for step, shape in zip(reversed(steps), reversed(shapes[:-1]), strict=True):
+            (apart,) = jax.linear_transpose(step, shape)(_apart(apart))
+        return apart
+
+    def _along(self, x: Array, axis: int) -> Array:
+        """What each place sees along one axis, after those behind it."""
+        done = len(self.windows) - 1 - axis
+        windows = [Window(1)] * x.ndim
+        windows[done + 1 + axis] = self.windows[axis]
+        return jnp.stack(slices(x, windows, 0))
 
     def product(self, a: Array, b: Array, over: tuple[int, int], dtype: Any) -> Array:
         """A product of matrices over one axis of each."""
@@ -72,7 +121,7 @@ def convolve(
     by_group = kernel.reshape(rows, groups, outputs // groups)
     if len(x) == groups:
         # By channel nothing is added up but over the window: products of numbers.
-        parts = slices(x, (Window(1), *how.windows, Window(1)), 0)
+        parts = how.parts(x)
         ones = (1,) * (x.ndim - 1)
         total = sum(
             part[:, None] * own.reshape(groups, -1, *ones)
@@ -104,8 +153,7 @@ def _backward(
     columns = _apart(slopes).reshape(len(slopes), -1)
     to_kernel = how.product(patches.reshape(len(kernel), -1), columns, (1, 1), kernel.dtype)
     to_patches = how.product(kernel, columns, (1, 0), x.dtype).reshape(patches.shape)
-    (to_x,) = jax.linear_transpose(how.patches, x)(_apart(to_patches))
-    return to_x, _apart(to_kernel)
+    return how.put_back(_apart(to_patches), x), _apart(to_kernel)
 
 
 _convolve.defvjp(_forward, _backward)
@@ -117,14 +165,13 @@ def _apart(x: Array) -> Array:
     return kept
 
 
-def rows_of(kernel: Array, spec: Sequence[int]) -> tuple[Float[Array, "rows outputs"], bool]:
-    """A kernel as a matrix with the outputs last, and whether its rows are by channel first.
+def rows_of(kernel: Array, spec: Sequence[int]) -> Float[Array, "rows outputs"]:
+    """A kernel as a matrix.
 
     Args:
         kernel: in any order.
         spec: where its outputs, its channels and its positions are.
     """
     outputs, inputs, *sizes = spec
-    first = inputs < min(sizes, default=inputs)
-    axes = (inputs, *sizes, outputs) if first else (*sizes, inputs, outputs)
-    return jnp.transpose(kernel, axes).reshape(-1, kernel.shape[outputs]), first
+    found = jnp.transpose(kernel, (*sizes, inputs, outputs))
+    return found.reshape(-1, kernel.shape[outputs])

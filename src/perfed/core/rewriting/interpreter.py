@@ -98,8 +98,8 @@ def _convolution(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
             strict=True,
         )
     ]
-    matrix, channels_first = rows_of(plain(kernel), numbers.rhs_spec)
-    how = Convolution(tuple(windows), channels_first, params["precision"])
+    matrix = rows_of(plain(kernel), numbers.rhs_spec)
+    how = Convolution(tuple(windows), params["precision"])
     found = convolve(
         in_order(x, (depth, *space, batch)), matrix, how, params["feature_group_count"]
     )

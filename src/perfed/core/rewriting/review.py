@@ -14,6 +14,8 @@ from perfed.core.rewriting.interpreter import is_plain_convolution, is_relu
 # What is looked into; operations within any others stay.
 _ENTERED = frozenset({"jit", "pjit", "closed_call", "checkpoint", "remat2", "scan"})
 _SLOW = frozenset({"conv_general_dilated", "reduce_window", "select_and_gather_add"})
+# Operations a second of what XLA does as naive loops.
+_NAIVE = 2e9
 _POOLING = frozenset({"reduce_window_max", "reduce_window_min", "reduce_window_sum"})
 
 
@@ -33,6 +35,18 @@ class Review:
 
     def __str__(self) -> str:
         return "; ".join(f"{name} ({count / 1e6:.1f} MFLOP a batch)" for name, count in self.kept)
+
+    @property
+    def caution(self) -> str:
+        """What a log says of it; "": nothing."""
+        if not self.kept:
+            return ""
+        # There and back, as many again for the inputs and for the kernel.
+        seconds = 3 * sum(count for _, count in self.kept) / _NAIVE
+        return (
+            f"slow operations of the model stay as they are: {self}; on a CPU they take about "
+            f"{1e3 * seconds:.3g} ms a batch (docs/models.md)"
+        )
 
 
 def review(rewritten: Callable[..., Any], *args: Any, **options: Any) -> Review:
