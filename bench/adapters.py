@@ -371,7 +371,7 @@ def main() -> None:
     for name, one in ours.items():
         off = difference(one.after_one(), expected, begun)
         console.print(f"{name}: a round differs from the eager one by {off:.1e} of what it changes")
-    takes: dict[str, Callable[[int], float]] = {} if on_gpu else {"GFLOP/s": products()}
+    takes: dict[str, Callable[[int], float]] = {} if on_gpu else {"GFLOP/s": products("float32")}
     takes |= {name: one.take for name, one in ours.items()}
     threads = given.threads or ([1] if on_gpu else sorted({1, os.cpu_count() or 1}))
     takes |= {f"eager PEFT, {n} thread(s)": eager.rounds(n) for n in threads}

@@ -11,8 +11,9 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -25,7 +26,7 @@ from rich.table import Table
 from bench.__main__ import spread, timed
 from bench.networks import SYMBOLS, Network, networks
 from perfed import Experiment, FedAvg, Federation, Task, Vectorized
-from perfed.core.task import Model
+from perfed.core.task import PRECISIONS, Model, Precision
 from perfed.data.examples import FlatExamples
 
 if TYPE_CHECKING:
@@ -51,12 +52,12 @@ def data_for(network: Network, clients: int = 20, size: int = 400) -> Federation
 
 
 def perfed_rounds(
-    network: Network, model: Model, data: Federation, chunk: int | None
+    network: Network, model: Model, data: Federation, given: argparse.Namespace
 ) -> Callable[[int], float]:
     """Perfed's rounds: what it gives does so many and returns milliseconds per round."""
     method = FedAvg(lr=LR, tau=network.tau, batch=BATCH)
-    experiment = Experiment(data, Task(model), method, network.cohort)
-    engine = Vectorized(experiment, chunk=chunk)
+    task = Task(model, precision=given.precision)
+    engine = Vectorized(Experiment(data, task, method, network.cohort), chunk=given.chunk)
     state = engine.advance(engine.init(), 1)
 
     def take(rounds: int) -> float:
@@ -66,22 +67,27 @@ def perfed_rounds(
     return take
 
 
-def eager_rounds(network: Network, data: Federation, threads: int) -> Callable[[int], float]:
+def eager_rounds(
+    network: Network, data: Federation, threads: int, precision: Precision
+) -> Callable[[int], float]:
     """The same rounds as a lean eager loop: one client after another, plain SGD, no data loader."""
     import torch
 
     from bench import eager
 
+    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+
     def inputs(x: np.ndarray) -> torch.Tensor:
         x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
-        return torch.from_numpy(np.ascontiguousarray(x))
+        return torch.from_numpy(np.ascontiguousarray(x)).to(device)
 
     parts = [data.train.client(i) for i in range(data.clients)]
     clients = eager.Clients(
         [inputs(np.asarray(x)) for x, _ in parts],
-        [torch.from_numpy(y.astype(np.int64)) for _, y in parts],
+        [torch.from_numpy(y.astype(np.int64)).to(device) for _, y in parts],
     )
-    own = copy.deepcopy(network.torch())
+    own = copy.deepcopy(network.torch()).to(device)
     leaves = list(own.parameters())
     weights = [leaf.detach().clone() for leaf in leaves]
 
@@ -103,30 +109,49 @@ def eager_rounds(network: Network, data: Federation, threads: int) -> Callable[[
         begun = time.perf_counter()
         for _ in range(rounds):
             eager.one_round(local, clients, weights, network.cohort)
+        if device == "cuda":
+            torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - begun) / rounds
 
     take(1)
     return take
 
 
-def products(side: int = 1024) -> Callable[[int], float]:
-    """GFLOP/s of large products by the BLAS that NumPy has, on all cores."""
+def products(precision: Precision) -> Callable[[int], float]:
+    """GFLOP/s of large products: by the BLAS that NumPy has on a CPU, or else by JAX."""
+    on_cpu = jax.default_backend() == "cpu"
+    side = 1024 if on_cpu else 8192
     a, b = np.random.default_rng(0).random((2, side, side), np.float32)
+    product: Callable[[], Any] = lambda: a @ b  # noqa: E731
+    if not on_cpu:
+        x, y = jax.device_put((a, b))
+        with jax.default_matmul_precision(PRECISIONS[precision]):
+            compiled = jax.jit(jax.numpy.matmul).lower(x, y).compile()
+        product = partial(compiled, x, y)
 
     def take(times: int) -> float:
-        spent = timed(lambda: [a @ b for _ in range(10 * times)])
+        spent = timed(lambda: jax.block_until_ready([product() for _ in range(10 * times)]))
         return 10 * times * 2 * side**3 / spent / 1e6
 
     return take
 
 
-def contestants(network: Network, chunk: int | None) -> dict[str, Callable[[int], float]]:
+def contestants(
+    network: Network, given: argparse.Namespace, console: Console
+) -> dict[str, Callable[[int], float]]:
     """All that take part, ready to be timed."""
     data = data_for(network)
-    models = network.ours | {"PyTorch": network.converted}
-    found = {name: perfed_rounds(network, build(), data, chunk) for name, build in models.items()}
-    for threads in sorted({1, os.cpu_count() or 1}):
-        found[f"eager PyTorch, {threads} thread(s)"] = eager_rounds(network, data, threads)
+    found = {}
+    for name, build in (network.ours | {"PyTorch": network.converted}).items():
+        try:
+            model = build()
+        except ImportError as error:
+            console.print(f"{network.name} as {name} is left out: {error}")
+            continue
+        found[name] = perfed_rounds(network, model, data, given)
+    for threads in sorted({1, min(os.cpu_count() or 1, given.threads)}):
+        eager = eager_rounds(network, data, threads, given.precision)
+        found[f"eager PyTorch, {threads} thread(s)"] = eager
     return found
 
 
@@ -149,6 +174,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of a turn")
     parser.add_argument("--chunk", type=int, help="clients at once on a core")
     parser.add_argument("--only", default="", help="networks whose names have this in them")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of eager PyTorch")
+    parser.add_argument("--precision", choices=get_args(Precision), default="float32")
     given = parser.parse_args()
     console = Console(width=120)
     table = Table(box=box.SIMPLE_HEAD, title="ms per round: median (range)", title_justify="left")
@@ -157,7 +184,7 @@ def main() -> None:
     for network in networks():
         if given.only.lower() not in network.name.lower():
             continue
-        takes = {"GFLOP/s": products()} | contestants(network, given.chunk)
+        takes = {"GFLOP/s": products(given.precision)} | contestants(network, given, console)
         times = measure(takes, given.rounds, given.repeats)
         rate = median(times.pop("GFLOP/s"))
         # Back to the weights and back to the inputs take as many products as the outputs.
@@ -175,7 +202,10 @@ def main() -> None:
             f"{floor:.0f} ms"
         )
     console.print(table)
-    console.print(f"{os.cpu_count()} cores, {platform.machine()}, JAX {jax.__version__}")
+    console.print(
+        f"{os.cpu_count()} cores, {platform.machine()}, JAX {jax.__version__} on "
+        f"{jax.devices()[0].device_kind}, {given.precision}"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from perfed.core.trees import Params, Path
 Precision = Literal["float32", "tf32", "bf16"]
 
 # What JAX calls them.
-_PRECISIONS: dict[str, str] = {
+PRECISIONS: dict[str, str] = {
     "float32": "highest",
     "tf32": "TF32_TF32_F32",
     "bf16": "BF16_BF16_F32",
@@ -145,7 +145,7 @@ class Task:
     def review(self, params: Params, x: Any) -> Review:
         """What the model does with a batch in training; only shapes are read."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        with jax.default_matmul_precision(_PRECISIONS[self.precision]):
+        with jax.default_matmul_precision(PRECISIONS[self.precision]):
             return review(self._apply, params, x, **self.options(key, self.frozen))
 
     @cached_property
@@ -162,7 +162,7 @@ class Task:
         """The outputs, and the parameters after it."""
         # Unless one asks for them: short products would drown the differences that Per-FedAvg's
         # Hessian-free variant takes, and results would depend on the device.
-        with jax.default_matmul_precision(_PRECISIONS[self.precision]):
+        with jax.default_matmul_precision(PRECISIONS[self.precision]):
             found = self._apply(params, x, **self.options(key, frozen))
         if self.is_state is None or key is None:
             return found, params
