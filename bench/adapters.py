@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.__main__ import spread, timed
-from bench.models import measure, products
+from bench.models import allow_tf32, measure, products
 from perfed import Experiment, FedAvg, Federation, Task, Vectorized, from_torch, lora
 from perfed.core.task import Model, Precision
 from perfed.core.trees import Params, Path, tree_bytes, tree_size
@@ -365,6 +365,7 @@ def main() -> None:
         before = held_bytes()
         ours[name] = build(case, given.chunk, given.precision)
         memory(console, name, ours[name], before)
+    allow_tf32(given.precision)
     eager = Eager.of(case, "cuda" if on_gpu else "cpu")
     expected, first = eager.after_one(), ours["perfed, PEFT's module"]
     begun = first.adapters(jax.device_get(first.start.params))

@@ -76,7 +76,7 @@ def eager_rounds(
     from bench import eager
 
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    allow_tf32(precision)
 
     def inputs(x: np.ndarray) -> torch.Tensor:
         x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
@@ -134,6 +134,13 @@ def products(precision: Precision) -> Callable[[int], float]:
         return 10 * times * 2 * side**3 / spent / 1e6
 
     return take
+
+
+def allow_tf32(precision: Precision) -> None:
+    """The same products in eager PyTorch as in perfed, on a GPU."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
 
 
 def contestants(

@@ -32,25 +32,27 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "perfed"
 # What is broken, and the test files about it, the quickest first.
 TESTS = {
-    "methods/base.py": ("test_fedavg_and_local", "test_contract", "test_config"),
-    "methods/fedavg.py": ("test_fedavg_and_local", "test_reference", "test_learning"),
-    "methods/local.py": ("test_fedavg_and_local", "test_reference"),
-    "methods/per_fedavg.py": ("test_per_fedavg", "test_reference"),
-    "methods/pfedme.py": ("test_pfedme", "test_reference"),
-    "methods": ("test_fedavg_and_local", "test_config", "test_contract", "test_per_fedavg",
-                "test_pfedme"),
-    "pipeline/codecs": ("test_codecs", "test_communication"),
-    "pipeline": ("test_communication", "test_codecs", "test_config", "test_contract"),
+    "methods/base.py": ("test_settings", "test_fedavg_and_local", "test_contract", "test_config"),
+    "methods/fedavg.py": ("test_settings", "test_fedavg_and_local", "test_reference",
+                          "test_learning"),
+    "methods/local.py": ("test_settings", "test_fedavg_and_local", "test_reference"),
+    "methods/per_fedavg.py": ("test_settings", "test_per_fedavg", "test_reference"),
+    "methods/pfedme.py": ("test_settings", "test_pfedme", "test_reference"),
+    "methods": ("test_settings", "test_fedavg_and_local", "test_config", "test_contract",
+                "test_per_fedavg", "test_pfedme"),
+    "pipeline/codecs": ("test_settings", "test_codecs", "test_communication"),
+    "pipeline": ("test_settings", "test_communication", "test_codecs", "test_config",
+                 "test_contract"),
     "core/objective.py": ("test_objective", "test_per_fedavg", "test_model_state", "test_pfedme",
                           "test_scaling", "test_reference"),
     "simulation/experiment.py": ("test_engines", "test_together", "test_communication",
                                  "test_contract", "test_model_state", "test_reference"),
     "simulation/round.py": ("test_communication", "test_contract", "test_engines",
                             "test_model_state", "test_reference"),
-    "evaluation": ("test_evaluation", "test_engines", "test_together", "test_reference"),
-    "theory": (
-        "test_conditions", "test_distances", "test_theory", "test_advice", "test_outside_theory",
-    ),
+    "evaluation": ("test_settings", "test_evaluation", "test_engines", "test_together",
+                   "test_reference"),
+    "theory": ("test_conditions", "test_distances", "test_theory", "test_advice",
+               "test_outside_theory"),
 }  # fmt: skip
 
 DEFAULT = "not slow and not federation"

@@ -97,6 +97,31 @@ def flat(x: Any) -> Any:
     return x.reshape(len(x), -1)
 
 
+@dataclass(frozen=True)
+class Switched:
+    """A convolution within a condition, where it stays as it is."""
+
+    classes: int = 10
+
+    def init(self, key: Any) -> Any:
+        first, second = jax.random.split(key)
+        return {
+            "kernel": 0.2 * jax.random.normal(first, (3, 3, 1, 4)),
+            "out": 0.2 * jax.random.normal(second, (4, self.classes)),
+        }
+
+    def apply(self, params: Any, x: Any) -> Any:
+        def convolved(x: Any) -> Any:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(
+                x, params["kernel"], (1, 1), "SAME", dimension_numbers=numbers
+            )
+
+        x = x.reshape(len(x), 8, 8, 1)
+        h = jax.lax.cond(x.sum() > -1e9, convolved, lambda x: jnp.repeat(x, 4, -1), x)
+        return jax.nn.relu(h).mean((1, 2)) @ params["out"]
+
+
 def normalized(example_shape: Any, classes: int, dropout: float = 0.3) -> Normalized:
     """A factory for `[model] factory = "networks:normalized"`."""
     return Normalized(int(np.prod(example_shape)), classes, dropout=dropout)
@@ -105,6 +130,11 @@ def normalized(example_shape: Any, classes: int, dropout: float = 0.3) -> Normal
 def adapted(example_shape: Any, classes: int) -> Adapted:
     """A factory of a model with a frozen part."""
     return Adapted(base(int(np.prod(example_shape))), classes)
+
+
+def switched(classes: int) -> Switched:
+    """A factory of a model that perfed cannot rewrite."""
+    return Switched(classes)
 
 
 def torch_cnn(classes: int) -> Any:

@@ -51,8 +51,11 @@ def test_compiled_programs_are_kept(tmp_path: Path) -> None:
 
 def test_how_hard_the_compiler_tries_is_the_users_to_say() -> None:
     code = "from perfed.simulation.devices import compiler_options; print(compiler_options())"
-    assert python(code, XLA_FLAGS="") == "{'xla_backend_optimization_level': 1}"
-    assert python(code, XLA_FLAGS="--xla_backend_optimization_level=3") == "{}"
+    effort = "'xla_backend_optimization_level': 1"
+    passes = "'xla_disable_hlo_passes': 'cse_barrier_expander'"
+    assert python(code, XLA_FLAGS="") == f"{{{effort}, {passes}}}"
+    assert python(code, XLA_FLAGS="--xla_backend_optimization_level=3") == f"{{{passes}}}"
+    assert python(code, XLA_FLAGS="--xla_disable_hlo_passes=dce") == f"{{{effort}}}"
 
 
 def test_a_first_model_may_be_a_part_of_another_program() -> None:

@@ -86,6 +86,29 @@ def test_theory_says_that_it_has_nothing_to_say(tmp_path: Path) -> None:
     assert "keeps running statistics" in " ".join(done.output.split())
 
 
+def test_the_log_tells_what_is_slow(tmp_path: Path) -> None:
+    """What is not rewritten, and what it costs; nothing where all is."""
+
+    def said(factory: str, *out: object) -> str:
+        model = {"name": "python", "factory": factory}
+        path = write(tmp_path, rounds=1, model=model)
+        return " ".join(invoke("run", path, *out).split())
+
+    expected = "slow operations of the model stay as they are: conv_general_dilated within cond"
+    # There are 8 x 8 places, 9 numbers in a window, 4 outputs and 8 examples, twice each.
+    for out in ((), ("--out", tmp_path / "run")):
+        assert f"{expected} (0.0 MFLOP a batch)" in said("networks:switched", *out)
+    assert "slow operations" not in said("networks:normalized")
+
+
+def test_inputs_that_a_module_does_not_take(tmp_path: Path) -> None:
+    path = write(tmp_path, model={"name": "python", "factory": "networks:torch_cnn"})
+    done = CliRunner().invoke(app, ["run", str(path)])
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert "cannot take inputs of shape (8, 8, 1): Expected 3D" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "more"),

@@ -81,8 +81,7 @@ def _train(load: Callable[[], "Config"]) -> None:
     config, engine = hosts.prepare_together(
         prepare, lambda made: shared_facts(made[0], made[1].experiment.federation)
     )
-    experiment = engine.experiment
-    for caution in filter(None, (experiment.federation.caution, experiment.review.caution)):
+    for caution in engine.experiment.cautions:
         log(f"caution: {caution}")
     try:
         with progress_shown() as show:

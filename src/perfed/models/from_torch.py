@@ -22,7 +22,7 @@ from perfed.models.extras import (
     select_output,
 )
 from perfed.models.function_model import FunctionModel
-from perfed.models.torch_ops import computed_by_jax
+from perfed.models.torch_ops import computed_by_jax, load_torchax
 
 InputLayout = Literal["as-is", "channels-last"]
 
@@ -50,7 +50,8 @@ def from_torch(
     require_choice("input_layout", input_layout, get_args(InputLayout))
     with extra_needed("from_torch", "torch", "torch", "torchax"):
         import torch
-        import torchax  # noqa: F401
+
+        load_torchax()
 
     build = None
     if not isinstance(module, torch.nn.Module):

@@ -14,14 +14,22 @@ from perfed.core.errors import FieldError
 
 
 @cache
-def environment() -> Any:
-    """What computes PyTorch's operations by JAX: our own, so that nobody else's is changed."""
+def load_torchax() -> None:
+    """The import of torchax, which turns a fast path off for everybody: it stays as it was."""
     import torch
 
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    from torchax.tensor import Environment  # which turns the fast path off for everybody
+    import torchax  # noqa: F401
 
     torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@cache
+def environment() -> Any:
+    """What computes PyTorch's operations by JAX: our own, so that nobody else's is changed."""
+    import torch
+    from torchax.tensor import Environment
+
     env = Environment()
 
     def random_key(generator: Any = None) -> PRNGKeyArray:

@@ -259,8 +259,7 @@ class _RecordedRun:
         """The run as a trainer takes it, with callbacks that record it."""
         recording = self.recording
         config, folder, engine = recording.config, recording.folder, recording.engine
-        experiment = engine.experiment
-        for caution in filter(None, (experiment.federation.caution, experiment.review.caution)):
+        for caution in engine.experiment.cautions:
             self._log(f"caution: {caution}")
         written = FolderCallback(config, folder)
         checkpoints = CheckpointCallback(self.checkpoints, engine.run_store, clock, self._log)

@@ -11,6 +11,7 @@ from perfed.core.errors import FieldError, require, require_count
 from perfed.core.jax_setup import requested_devices
 
 AXIS = "clients"
+_BARRIERS_DROPPED = "cse_barrier_expander"
 
 
 def compiler_options() -> dict[str, Any]:
@@ -19,14 +20,13 @@ def compiler_options() -> dict[str, Any]:
     What LLVM does beyond its first level takes a quarter of the time of compiling for a CPU, and
     made none of eight kinds of rounds faster: some are even a tenth slower. Barriers stay until
     operations have been fused: XLA drops them before, and then computes patches of images again for
-    each who reads them (see `core/rewriting`).
+    each who reads them (see `core/rewriting`). What `XLA_FLAGS` says of either is left as it is.
     """
     if jax.default_backend() != "cpu":
         return {}
-    options: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-    if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
-        options["xla_backend_optimization_level"] = 1
-    return options
+    options = {"xla_backend_optimization_level": 1, "xla_disable_hlo_passes": _BARRIERS_DROPPED}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in flags}
 
 
 def device_mesh(devices: int | None = None) -> Mesh:

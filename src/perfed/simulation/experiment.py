@@ -230,6 +230,11 @@ class Experiment:
         batch = jax.ShapeDtypeStruct(shape, self.federation.example_dtype)
         return self.task.review(self.model_shape, batch)
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What one must know of the data and of the model before a run."""
+        return tuple(filter(None, (self.federation.caution, self.review.caution)))
+
     @cached_property
     def is_shared(self) -> tuple[bool, ...]:
         """For each leaf of the model whether the server has it."""
@@ -422,9 +427,10 @@ def _check_model(task: Task, federation: Federation) -> None:
         outputs = jax.eval_shape(outputs_of, example).shape
     except FieldError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last are PyTorch's
         reason = str(error).splitlines()[0]
-        raise FieldError("model", model, f"cannot take inputs of shape {shape}: {reason}") from None
+        allowed = f"cannot take inputs of shape {shape}: {reason}"
+        raise FieldError("model", type(model).__name__, allowed) from None
     if task.loss is not None:
         return
     wanted = federation.outputs

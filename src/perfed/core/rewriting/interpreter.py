@@ -1,6 +1,6 @@
 """A traced model, operation by operation, each as it is or as something faster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -148,7 +148,7 @@ def _scan(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
     params = eqn.params
     if not contains(params["jaxpr"].jaxpr, REWRITTEN.keys() - {"custom_jvp_call", "scan"}):
         return None
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = _fixed_and_carried(params)
     arrays = [plain(value) for value in values]
     fixed, first, each = arrays[:consts], arrays[consts : consts + carries], arrays[consts:]
 
@@ -165,6 +165,15 @@ def _scan(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
         unroll=params["unroll"],
     )
     return [*last, *found]
+
+
+def _fixed_and_carried(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a loop stay the same, and how many go from step to step."""
+    # JAX 0.11 has a tree of the operands in place of the two numbers.
+    if "ft_in" in params:
+        fixed, carried, _ = params["ft_in"].unpack()
+        return len(fixed), len(carried)
+    return params["num_consts"], params["num_carry"]
 
 
 def _relu(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
