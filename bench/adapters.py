@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.__main__ import spread, timed
+from bench.apart import Apart
 from bench.models import allow_tf32, measure, products
 from perfed import Experiment, FedAvg, Federation, Task, Vectorized, from_torch, lora
 from perfed.core.task import Model, Precision
@@ -225,10 +227,11 @@ class Eager:
     start: list[torch.Tensor]
 
     @classmethod
-    def of(cls, case: Case, device: str) -> Eager:
+    def of(cls, case: Case, device: str, precision: Precision) -> Eager:
         """With the model and the sequences where they are needed."""
         import torch
 
+        allow_tf32(precision)
         module, parts = case.adapted().to(device), case.data().train
         own = [parts.client(i)[0].astype(np.int64) for i in range(case.clients)]
         leaves = [leaf.detach().clone() for leaf in module.parameters() if leaf.requires_grad]
@@ -254,20 +257,17 @@ class Eager:
                     mean.add_(leaf, alpha=1 / len(self.sequences))
         return total
 
-    def rounds(self, threads: int) -> Callable[[int], float]:
-        """What does so many and returns milliseconds per round."""
+    def take(self, threads: int, rounds: int) -> float:
+        """So many rounds: milliseconds each."""
         import torch
 
-        def take(rounds: int) -> float:
-            torch.set_num_threads(threads)
-            begun = time.perf_counter()
-            for _ in range(rounds):
-                self.one_round()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            return 1e3 * (time.perf_counter() - begun) / rounds
-
-        return take
+        torch.set_num_threads(threads)
+        begun = time.perf_counter()
+        for _ in range(rounds):
+            self.one_round()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - begun) / rounds
 
     def after_one(self) -> dict[Path, Any]:
         """The adapters after a round."""
@@ -365,9 +365,8 @@ def main() -> None:
         before = held_bytes()
         ours[name] = build(case, given.chunk, given.precision)
         memory(console, name, ours[name], before)
-    allow_tf32(given.precision)
-    eager = Eager.of(case, "cuda" if on_gpu else "cpu")
-    expected, first = eager.after_one(), ours["perfed, PEFT's module"]
+    eager = Apart(Eager.of, case, "cuda" if on_gpu else "cpu", given.precision)
+    expected, first = eager.call("after_one"), ours["perfed, PEFT's module"]
     begun = first.adapters(jax.device_get(first.start.params))
     for name, one in ours.items():
         off = difference(one.after_one(), expected, begun)
@@ -375,7 +374,7 @@ def main() -> None:
     takes: dict[str, Callable[[int], float]] = {} if on_gpu else {"GFLOP/s": products("float32")}
     takes |= {name: one.take for name, one in ours.items()}
     threads = given.threads or ([1] if on_gpu else sorted({1, os.cpu_count() or 1}))
-    takes |= {f"eager PEFT, {n} thread(s)": eager.rounds(n) for n in threads}
+    takes |= {f"eager PEFT, {n} thread(s)": partial(eager.call, "take", n) for n in threads}
     for take in takes.values():
         take(1)
     times = measure(takes, given.rounds, given.repeats)

@@ -6,7 +6,6 @@ All take turns in one run: `python -m bench.models`. It needs "perfed[torch,kera
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import platform
 import time
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.__main__ import spread, timed
+from bench.apart import Apart
 from bench.networks import SYMBOLS, Network, networks
 from perfed import Experiment, FedAvg, Federation, Task, Vectorized
 from perfed.core.task import PRECISIONS, Model, Precision
@@ -31,6 +31,8 @@ from perfed.data.examples import FlatExamples
 
 if TYPE_CHECKING:
     import torch
+
+    from bench import eager
 
 BATCH = 32
 LR = 0.05
@@ -67,54 +69,59 @@ def perfed_rounds(
     return take
 
 
-def eager_rounds(
-    network: Network, data: Federation, threads: int, precision: Precision
-) -> Callable[[int], float]:
+class Eager:
     """The same rounds as a lean eager loop: one client after another, plain SGD, no data loader."""
-    import torch
 
-    from bench import eager
+    def __init__(self, name: str, device: str, precision: Precision) -> None:
+        import torch
 
-    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    allow_tf32(precision)
+        from bench import eager
 
-    def inputs(x: np.ndarray) -> torch.Tensor:
-        x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
-        return torch.from_numpy(np.ascontiguousarray(x)).to(device)
+        allow_tf32(precision)
+        self.network = network = next(one for one in networks() if one.name == name)
+        data = data_for(network)
 
-    parts = [data.train.client(i) for i in range(data.clients)]
-    clients = eager.Clients(
-        [inputs(np.asarray(x)) for x, _ in parts],
-        [torch.from_numpy(y.astype(np.int64)).to(device) for _, y in parts],
-    )
-    own = copy.deepcopy(network.torch()).to(device)
-    leaves = list(own.parameters())
-    weights = [leaf.detach().clone() for leaf in leaves]
+        def inputs(x: np.ndarray) -> torch.Tensor:
+            x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+            return torch.from_numpy(np.ascontiguousarray(x)).to(device)
 
-    def local(clients: eager.Clients, client: int, w: eager.Weights) -> eager.Weights:
-        with torch.no_grad():
-            for leaf, value in zip(leaves, w, strict=True):
-                leaf.copy_(value)
-        for _ in range(network.tau):
-            x, y = clients.batch(client, BATCH)
-            loss = torch.nn.functional.cross_entropy(own(x), y)
-            grads = torch.autograd.grad(loss, leaves)
-            with torch.no_grad():
-                for leaf, grad in zip(leaves, grads, strict=True):
-                    leaf.sub_(grad, alpha=LR)
-        return [leaf.detach().clone() for leaf in leaves]
+        parts = [data.train.client(i) for i in range(data.clients)]
+        self.clients = eager.Clients(
+            [inputs(np.asarray(x)) for x, _ in parts],
+            [torch.from_numpy(y.astype(np.int64)).to(device) for _, y in parts],
+        )
+        self.module = network.torch().to(device)
+        self.leaves = list(self.module.parameters())
+        self.start = [leaf.detach().clone() for leaf in self.leaves]
 
-    def take(rounds: int) -> float:
+    def take(self, threads: int, rounds: int) -> float:
+        """So many rounds: milliseconds each."""
+        import torch
+
+        from bench import eager
+
         torch.set_num_threads(threads)
         begun = time.perf_counter()
         for _ in range(rounds):
-            eager.one_round(local, clients, weights, network.cohort)
-        if device == "cuda":
+            eager.one_round(self._local, self.clients, self.start, self.network.cohort)
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - begun) / rounds
 
-    take(1)
-    return take
+    def _local(self, clients: eager.Clients, client: int, w: eager.Weights) -> eager.Weights:
+        import torch
+
+        with torch.no_grad():
+            for leaf, value in zip(self.leaves, w, strict=True):
+                leaf.copy_(value)
+        for _ in range(self.network.tau):
+            x, y = clients.batch(client, BATCH)
+            loss = torch.nn.functional.cross_entropy(self.module(x), y)
+            grads = torch.autograd.grad(loss, self.leaves)
+            with torch.no_grad():
+                for leaf, grad in zip(self.leaves, grads, strict=True):
+                    leaf.sub_(grad, alpha=LR)
+        return [leaf.detach().clone() for leaf in self.leaves]
 
 
 def products(precision: Precision) -> Callable[[int], float]:
@@ -156,9 +163,11 @@ def contestants(
             console.print(f"{network.name} as {name} is left out: {error}")
             continue
         found[name] = perfed_rounds(network, model, data, given)
+    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    eager = Apart(Eager, network.name, device, given.precision)
     for threads in sorted({1, min(os.cpu_count() or 1, given.threads)}):
-        eager = eager_rounds(network, data, threads, given.precision)
-        found[f"eager PyTorch, {threads} thread(s)"] = eager
+        found[f"eager PyTorch, {threads} thread(s)"] = partial(eager.call, "take", threads)
+        eager.call("take", threads, 1)
     return found
 
 
