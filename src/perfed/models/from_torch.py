@@ -130,7 +130,7 @@ class _TorchParts:
         """A module's arrays, copied."""
         _check_convertible(module)
         trained: dict[Path, np.ndarray] = {}
-        frozen: dict[Path, Array] = {}
+        frozen: dict[Path, np.ndarray] = {}
         constants: dict[Path, Array] = {}
         state = _running_statistics(module)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -139,7 +139,8 @@ class _TorchParts:
             if tensor.requires_grad or path in state:
                 trained[path] = _numpy(tensor)
             elif tensor.is_floating_point():
-                frozen[path] = jnp.asarray(_numpy(tensor), str(tensor.dtype).split(".")[-1])
+                # On the host: engines put it on the devices, once.
+                frozen[path] = np.asarray(_numpy(tensor), jnp.dtype(str(tensor.dtype)[6:]))
             else:
                 constants[path] = jnp.asarray(tensor.detach().cpu().numpy().copy())
         return cls(nested(trained), frozenset(state), nested(frozen) or None, constants)
