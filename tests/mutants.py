@@ -1,6 +1,7 @@
 """Break the code in small ways, one at a time, and see which breaks no test notices.
 
     python tests/mutants.py [--count 170] [--seed 0] [--out mutants.json] [--only PART] [--whole]
+    python tests/mutants.py --again mutants.json --out again.json
 
 A mutant differs from the code in one operator, number, comparison, word or argument. Mutants are
 drawn at random, as many from each file as its share of all there are. Each is run in a copy of the
@@ -51,6 +52,7 @@ TESTS = {
                             "test_model_state", "test_reference"),
     "evaluation": ("test_settings", "test_evaluation", "test_engines", "test_together",
                    "test_reference"),
+    "theory/advice.py": ("test_advice_reasons", "test_advice"),
     "theory": ("test_conditions", "test_distances", "test_theory", "test_advice",
                "test_outside_theory"),
 }  # fmt: skip
@@ -231,6 +233,20 @@ def chosen(count: int, seed: int, only: str) -> list[tuple[Mutant, str]]:
     return found
 
 
+def survivors(outcomes: Path) -> list[tuple[Mutant, str]]:
+    """The mutants that no test noticed in an earlier run, wherever they stand now."""
+    found = []
+    for one in json.loads(outcomes.read_text()):
+        if not one["killed"]:
+            every = mutants_of(PACKAGE / one["file"])
+            alike = [m for m in every if (m[0].was, m[0].now) == (one["was"], one["now"])]
+            if alike:
+                found.append(min(alike, key=lambda m: abs(m[0].line - one["line"])))
+            else:
+                print(f"no longer there: {one['file']}:{one['line']}: {one['was']}")
+    return found
+
+
 class Copy:
     """A copy of the repository to break."""
 
@@ -295,9 +311,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     parser.add_argument("--only", default="", help="a part of the files' paths")
     parser.add_argument("--whole", action="store_true", help="survivors meet the whole suite")
+    parser.add_argument("--again", type=Path, help="only those that survived in this earlier --out")
     parser.add_argument("--list", action="store_true", help="list them, and run nothing")
     given = parser.parse_args()
-    drawn = chosen(given.count, given.seed, given.only)
+    drawn = survivors(given.again) if given.again else chosen(given.count, given.seed, given.only)
     if given.list:
         for mutant, _ in drawn:
             print(f"{mutant.file}:{mutant.line}: {mutant.was}  ->  {mutant.now}")

@@ -178,6 +178,8 @@ class Experiment:
         allowed = "is for models that keep running statistics, and this one keeps none"
         known = self.batch_norm == "shared" or self.task.is_state is not None
         require(known, "batch_norm", self.batch_norm, allowed)
+        if self.task.is_state is not None:
+            _check_batches(self.method)
         what = "must be a Pipeline, such as Pipeline.of(LowPrecision())"
         require(isinstance(self.pipeline, Pipeline), "pipeline", self.pipeline, what)
         what = "must be a codec, such as LowPrecision(), not its class or name"
@@ -410,6 +412,16 @@ def shared_leaves(
         and not any(is_named(path_name(path), p) for p in personal)
         for path in paths
     )
+
+
+def _check_batches(method: Method) -> None:
+    """All batches have a size, as running statistics need; where a method has none it says so."""
+    for name, value in vars(method).items():
+        allowed = (
+            "the model normalizes by the statistics of a batch, and all of a client's data are too "
+            f"many for that; give a number, such as {name} = 32"
+        )
+        require(not (isinstance(value, str) and value == "full"), name, value, allowed)
 
 
 def _check_model(task: Task, federation: Federation) -> None:
