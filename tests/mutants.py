@@ -41,7 +41,7 @@ TESTS = {
     "methods/pfedme.py": ("test_settings", "test_pfedme", "test_reference"),
     "methods": ("test_settings", "test_fedavg_and_local", "test_config", "test_contract",
                 "test_per_fedavg", "test_pfedme"),
-    "pipeline/codecs": ("test_settings", "test_codecs", "test_communication"),
+    "pipeline/codecs": ("test_settings", "test_packing", "test_codecs", "test_communication"),
     "pipeline": ("test_settings", "test_communication", "test_codecs", "test_config",
                  "test_contract"),
     "core/objective.py": ("test_objective", "test_per_fedavg", "test_model_state", "test_pfedme",

@@ -13,9 +13,10 @@ import pytest
 
 from perfed import FedAvg, Local, Method, PerFedAvg, PFedMe, method, register
 from perfed.core.errors import FieldError
-from perfed.evaluation.metrics import named_scores
+from perfed.evaluation.metrics import mean_defined, named_scores, score_names, score_order
 from perfed.methods.base import batch_examples
 from perfed.methods.optimizers import SGD, Adam, AdamW, Optimizer, Yogi
+from perfed.methods.registry import find_method, method_names
 from perfed.methods.schedules import Constant, Cosine, Exponential, Harmonic, Polynomial
 from perfed.pipeline import STAGES, Clip, Encode, ErrorFeedback, Mean, Pipeline
 from perfed.pipeline.codecs import CODECS
@@ -254,6 +255,16 @@ def test_numbers_are_leaves_and_the_rest_is_structure() -> None:
     assert paths == [".lr", ".optimizer.weight_decay"]
 
 
+def test_methods_are_found_by_their_names() -> None:
+    names = method_names()
+    assert names[:4] == ["fedavg", "per-fedavg", "pfedme", "local"]
+    assert isinstance(names, list)
+    assert len(names) == len(set(names))
+    assert [find_method(name) for name in names[:4]] == [FedAvg, PerFedAvg, PFedMe, Local]
+    with pytest.raises(KeyError):
+        find_method("nothing-of-the-kind")
+
+
 def test_clipping() -> None:
     """To the norm of all entries together, and no further; zeros stay."""
     delta = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0, jnp.float16)}
@@ -263,6 +274,18 @@ def test_clipping() -> None:
     for norm in (5.0, 6.0):
         np.testing.assert_allclose(Clip(norm)(delta)["a"], [3.0, 0.0])
     np.testing.assert_array_equal(Clip()({"a": jnp.zeros(2)})["a"], np.zeros(2))
+
+
+def test_which_scores_there_are() -> None:
+    assert score_names(classes=True, training=False, penalty=True) == ("accuracy", "loss")
+    assert score_names(classes=False, training=False, penalty=False) == ("r2", "rmse", "loss")
+    everything = ("accuracy", "loss", "train_accuracy", "train_loss", "train_objective")
+    assert score_names(classes=True, training=True, penalty=True) == everything
+    assert score_names(classes=True, training=True, penalty=False) == everything[:-1]
+    names = ["train_loss", "loss", "train_accuracy", "accuracy", "train_objective"]
+    assert sorted(names, key=score_order) == [everything[i] for i in (0, 1, 2, 3, 4)]
+    assert mean_defined(np.array([1.0, np.nan, 2.0])) == 1.5
+    assert np.isnan(mean_defined(np.array([np.nan])))
 
 
 def test_names_of_scores() -> None:
