@@ -53,8 +53,8 @@ TESTS = {
     "evaluation": ("test_settings", "test_evaluation", "test_engines", "test_together",
                    "test_reference"),
     "theory/advice.py": ("test_advice_reasons", "test_advice"),
-    "theory": ("test_conditions", "test_distances", "test_theory", "test_advice",
-               "test_outside_theory"),
+    "theory": ("test_theory_parts", "test_conditions", "test_distances", "test_theory",
+               "test_advice", "test_outside_theory"),
 }  # fmt: skip
 
 DEFAULT = "not slow and not federation"

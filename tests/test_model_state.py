@@ -241,8 +241,14 @@ def test_all_of_the_data_with_dropout() -> None:
 
 
 def test_all_of_the_data_has_no_batch_statistics(data: Any) -> None:
-    with pytest.raises(FieldError, match=r"batch = 'full'.*adapt_batch = 32"):
-        simulate(data, Normalized(), FedAvg(), rounds=1, cohort=2)
+    for method in (FedAvg(), PerFedAvg()):
+        with pytest.raises(FieldError, match=r"adapt_batch = 'full'.*such as adapt_batch = 32"):
+            make(data, method)  # before anything is computed
+    with pytest.raises(FieldError, match=r"^batch = 'full'.*such as batch = 32"):
+        make(data, FedAvg(batch="full", adapt_batch=8))
+    make(data, FedAvg(), Dropped())
+    with pytest.raises(FieldError, match="batch = 'full'"):
+        objective(NET).batches(jax.random.key(0), 2, "full")
 
 
 def test_frozen_leaves_are_one_copy_and_never_sent(data: Any) -> None:
