@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from perfed.data import Federation, FlatExamples
 from perfed.theory.conditions import ROUNDING, Condition
 from perfed.theory.constants import Effort
 from perfed.theory.estimates import Estimate, largest, mean_estimate, smallest
 from perfed.theory.groups import _silhouette, groups
+from perfed.theory.points import ExamplePoints
+from perfed.theory.projections import sliced_bounds
 
 
 def test_how_much_is_measured() -> None:
@@ -147,3 +150,13 @@ def test_at_most_ten_groups_are_found() -> None:
 def test_what_is_no_distance_matrix(matrix: np.ndarray) -> None:
     with pytest.raises(ValueError, match="matrix"):
         groups(matrix)
+
+
+def test_bounds_of_two_clients_without_a_cost_matrix() -> None:
+    """Of points at 0 and at 3: each is half of the way from the average, which is both."""
+    x = np.array([[0.0], [0.0], [3.0]], np.float32)
+    side = FlatExamples.from_rows(x, np.zeros(3, np.int32), [2, 1])
+    space = ExamplePoints.of(Federation.from_examples(side, side, classes=1), 1.0)
+    low, high = sliced_bounds(space, directions=3, seed=0)
+    np.testing.assert_allclose(low, 1.5, rtol=1e-6)
+    np.testing.assert_allclose(high, 1.5, rtol=1e-6)
