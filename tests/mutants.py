@@ -53,6 +53,7 @@ TESTS = {
     "evaluation": ("test_settings", "test_evaluation", "test_engines", "test_together",
                    "test_reference"),
     "theory/advice.py": ("test_advice_reasons", "test_advice"),
+    "theory/targets.py": ("test_advice_reasons", "test_advice"),
     "theory": ("test_theory_parts", "test_conditions", "test_distances", "test_theory",
                "test_advice", "test_outside_theory"),
 }  # fmt: skip

@@ -1,13 +1,18 @@
 """What advice says and why, word for word, from constants that are given here."""
 
+from math import ceil
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from perfed import load
+from perfed import Float32, LowPrecision, load
+from perfed.core.errors import ConfigError
+from perfed.core.random import Purpose, fold
 from perfed.runs.config import Config
-from perfed.theory import advice
+from perfed.simulation import Simulator, Traffic
+from perfed.theory import advice, bounds, targets
 from perfed.theory.advice import candidates
 from perfed.theory.pilot import PilotTrial
 from perfed.theory.targets import Reason
@@ -198,3 +203,92 @@ def test_fedpaq_is_advised_as_what_it_is() -> None:
 def test_two_digits() -> None:
     rounded = [advice._rounded(x) for x in (0.0, 123.4, 0.01264, -5.55, 9.96, float("inf"))]
     assert rounded == [0.0, 120.0, 0.013, -5.5, 10.0, float("inf")]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Simulator:
+    network = {"ratio": 100.0}
+    return config({"name": "fedavg"}, rounds=7, network=network).build()
+
+
+LEVELS = (0, 127, 15, 4, 1)
+
+
+def test_how_long_messages_are(engine: Simulator) -> None:
+    """The longest of the real ones, and a tenth more where lengths differ."""
+    examples = targets.sent_examples(engine)
+    assert len(examples) == 5
+    for levels in LEVELS:
+        codec = LowPrecision(levels) if levels else Float32()
+        longest = max(
+            len(codec.encode(fold(0, Purpose.UPLINK, 0, i), one.delta))
+            for i, one in enumerate(examples)
+        )
+        expected = ceil(1.1 * longest) if levels else longest
+        assert targets.message_bytes(levels, examples) == expected
+
+
+def test_the_finest_messages_within_a_budget(engine: Simulator) -> None:
+    """Each codec from the budget on that 7 rounds of 2 clients take by it."""
+    given, examples = config({"name": "fedavg"}, rounds=7), targets.sent_examples(engine)
+
+    def within(budget: float) -> list[Reason]:
+        return targets.within_bytes(given, engine, examples, budget)
+
+    lengths = [targets.message_bytes(levels, examples) for levels in LEVELS]
+    assert lengths == sorted(lengths, reverse=True)
+    fits = "the finest with which 7 rounds of 2 fit into"
+    room = "unchanged: the budget has no room for more"
+    for levels, finer, length in zip(LEVELS, (None, *LEVELS), lengths, strict=False):
+        budget = 14 * length
+        reasons = within(budget)
+        said = {reason.setting: reason.value for reason in reasons}
+        assert said.get("codec.levels", 0) == levels
+        assert f"{fits} {budget:,.0f} bytes" in reasons[-2].why
+        assert reasons[-1] == Reason("cohort", 2, room)
+        if finer is not None:
+            assert finer != said.get("codec.levels", 0)
+        less = {reason.setting: reason.value for reason in within(budget - 1)}
+        assert less.get("codec.levels", 0) != levels or levels == 1
+    three = within(21 * lengths[0])
+    assert (
+        three[0].why
+        == f"{fits} {21 * lengths[0]:,} bytes: {lengths[0]:,} bytes per client and round"
+    )
+    assert three[-1] == Reason("cohort", 3, "the budget has room for 3 messages per round")
+    assert within(1000 * lengths[0])[-1].value == 5  # all there are
+    *codec, rounds = within(2 * lengths[-1] * 3)
+    assert rounds == Reason("rounds", 3, f"as many as {6 * lengths[-1]:,} bytes allow")
+    assert [reason.value for reason in codec] == ["low-precision", 1]
+    with pytest.raises(ConfigError, match="one round of 2 messages takes"):
+        within(2 * lengths[-1] - 1)
+
+
+@pytest.mark.parametrize("budget", [2e2, 5e3, 1e5])
+def test_most_steps_within_a_time(engine: Simulator, budget: float) -> None:
+    """Rounds times tau by 1 + q/r is the largest of all codecs and periods."""
+    given = config({"name": "fedavg"}, rounds=7, network={"ratio": 100.0})
+    examples, experiment = targets.sent_examples(engine), engine.experiment
+    found = {r.setting: r.value for r in targets.within_seconds(given, engine, examples, budget)}
+    sizes = tuple(leaf.size for leaf in jax.tree.leaves(examples[0].delta))
+    down = len(Float32().encode(jax.random.key(0), examples[0].delta))
+    cohorts = np.array([experiment.sample_cohort(k) for k in range(40)], np.int32)
+    network = given.network_of(experiment)
+    assert network is not None
+    weights = {}
+    for levels in LEVELS:
+        q = LowPrecision(levels).variance(sizes) if levels else 0.0
+        assert q is not None
+        length = targets.message_bytes(levels, examples)
+        traffic = Traffic(cohorts, np.full((40, 2), length), np.full(40, down))
+        for tau in (1, 2, 5, 10, 20, 50):
+            gradients = np.full(5, 20 * tau)
+            rounds = int(budget // network.seconds(traffic, gradients, given.seed, 0).mean())
+            run = bounds.RunSize(rounds, tau, 2, 5)
+            if rounds >= 1 and not 1 < tau > bounds.longest_period(q, run):
+                weights[levels, tau] = (rounds * tau / (1 + q / 2), rounds)
+    levels, tau = max(weights, key=lambda key: weights[key][0])
+    assert len(weights) > 1
+    assert found.get("codec.levels", 0) == levels
+    assert (found["method.tau"], found["rounds"]) == (tau, weights[levels, tau][1])
+    assert found["cohort"] == 2
