@@ -152,11 +152,20 @@ def test_what_is_no_distance_matrix(matrix: np.ndarray) -> None:
         groups(matrix)
 
 
-def test_bounds_of_two_clients_without_a_cost_matrix() -> None:
-    """Of points at 0 and at 3: each is half of the way from the average, which is both."""
-    x = np.array([[0.0], [0.0], [3.0]], np.float32)
-    side = FlatExamples.from_rows(x, np.zeros(3, np.int32), [2, 1])
+@pytest.mark.parametrize(
+    ("places", "low", "high"),
+    [
+        ([[0, 0], [3]], [1.5, 1.5], [1.5, 1.5]),  # half of the way from the average, which is both
+        # The first two are moved to a mixture of 0 and 3, a mean square of 9/2 away.
+        ([[0], [0], [3]], [1, 1, 2], [2 / 3 * sqrt(4.5), 2 / 3 * sqrt(4.5), 2]),
+    ],
+)
+def test_bounds_without_a_cost_matrix(
+    places: list[list[int]], low: list[float], high: list[float]
+) -> None:
+    x = np.array([[place] for own in places for place in own], np.float32)
+    side = FlatExamples.from_rows(x, np.zeros(len(x), np.int32), [len(own) for own in places])
     space = ExamplePoints.of(Federation.from_examples(side, side, classes=1), 1.0)
-    low, high = sliced_bounds(space, directions=3, seed=0)
-    np.testing.assert_allclose(low, 1.5, rtol=1e-6)
-    np.testing.assert_allclose(high, 1.5, rtol=1e-6)
+    found = sliced_bounds(space, directions=3, seed=0)
+    np.testing.assert_allclose(found[0], low, rtol=1e-6)
+    np.testing.assert_allclose(found[1], high, rtol=1e-6)
