@@ -159,6 +159,7 @@ def test_a_regression(tmp_path: Path) -> None:
     assert abs(said.mean() - np.mean(columns["cost"])) < 150  # in the targets' own unit
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path) -> None:
     run = trained(tmp_path, "per-fedavg", 'standardize = "feature"')
     columns = {k: v for k, v in ward(4).items() if k != "cost"}
@@ -240,6 +241,7 @@ def test_local_has_nothing_to_adapt(model_run: Path) -> None:
     file.unlink()
 
 
+@pytest.mark.slow
 def test_models_of_every_kind_come_back(tmp_path: Path) -> None:
     """Nested parameters, image shapes and texts survive the file."""
     for i, (model, data) in enumerate(

@@ -87,6 +87,7 @@ def test_a_target_of_bytes_is_kept() -> None:
     assert advised.train(advised.build()).traffic.uplink.sum() <= budget
 
 
+@pytest.mark.slow
 def test_a_target_of_time_counts_real_cohorts() -> None:
     """Clients of other speeds: a run of the rounds that are advised takes as long as it may."""
     slow = {"ratio": 100.0, "client_speed": [10.0] * 3 + [0.1] * 9}

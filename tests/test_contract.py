@@ -173,6 +173,7 @@ head = "1"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_runs_without_a_global_model_are_summarized_reported_and_swept(tmp_path: Path) -> None:
     config = tmp_path / "fedrep.toml"

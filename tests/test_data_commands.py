@@ -87,6 +87,7 @@ def test_every_form_of_the_same_clients_trains_to_the_same_model(own: dict[str, 
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_table_with_words_for_labels_end_to_end(own: dict[str, Path], tmp_path: Path) -> None:
     """From the command to class names in predictions, with what the run has saved."""
     out = tmp_path / "out"

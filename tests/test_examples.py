@@ -73,8 +73,8 @@ def check(name: str, result: Any, own: Any, client: int) -> None:
     "name",
     [
         "torch_model",
-        "keras_model",
-        "nnx_model",
+        pytest.param("keras_model", marks=pytest.mark.slow),
+        pytest.param("nnx_model", marks=pytest.mark.slow),
         # Quick tests of the same things are in test_peft_local.py.
         pytest.param("lora", marks=pytest.mark.slow),
     ],

@@ -494,6 +494,7 @@ def test_a_client_away_gives_its_seat_to_the_next(data: Path) -> None:
     assert [sorted(remote._cohort(k)) for k in range(6)] == full
 
 
+@pytest.mark.slow
 def test_partial_answers_are_averaged_and_too_few_stop_the_run(data: Path) -> None:
     values = settings(data, FEDAVG, federation={"attempts": 2, "minimum": 2})
     said: list[str] = []

@@ -147,6 +147,7 @@ def test_on_resuming_the_terms_are_those_of_now(
     assert FederationPlan.read(tmp_path / "run") == begun
 
 
+@pytest.mark.slow
 def test_a_client_that_nobody_answers_gives_up_when_asked_to(place: Path, tmp_path: Path) -> None:
     done = perfed(
         "join", "--server", "127.0.0.1:9", "--data", place / "data" / "client-0.npz",

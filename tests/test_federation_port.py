@@ -1101,6 +1101,7 @@ def test_a_large_message_reaches_its_client(superlink: SuperLink) -> None:
     assert 40 * MB < superlink.clients.sent - sent < 40 * MB + 10_000
 
 
+@pytest.mark.slow
 def test_a_real_supernode_joins_and_leaves(superlink: SuperLink, tmp_path: Path) -> None:
     def supernode(key: Path, authority: Path) -> subprocess.Popen[bytes]:
         return flower(

@@ -260,6 +260,7 @@ def test_cores_are_dealt_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({len(cores) for cores in given[::2]}) == 1
 
 
+@pytest.mark.slow
 def test_nobody_comes() -> None:
     code = (
         "from perfed.simulation.hosts import Hosts\n"
@@ -269,6 +270,7 @@ def test_nobody_comes() -> None:
     assert done.returncode != 0
 
 
+@pytest.mark.slow
 def test_bad_commands_are_refused_at_once(tmp_path: Path, config: Path) -> None:
     for arguments, said in (
         (["run", "--hosts", "2"], "give a CONFIG"),

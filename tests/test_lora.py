@@ -187,6 +187,6 @@ def test_a_model_without_theory_is_named_by_its_type(data: Any) -> None:
     """Not by the addresses of the functions that it is made of."""
     net = Normalized()
     model = FunctionModel(net.init, net.apply, net.is_state)
-    engine = Sequential(make(data, FedAvg(lr=0.1, tau=1, batch=8), model))
+    engine = Sequential(make(data, FedAvg(lr=0.1, tau=1, batch=8, adapt_batch=8), model))
     with pytest.raises(FieldError, match="model = 'FunctionModel': keeps running statistics"):
         measure(engine)

@@ -113,7 +113,13 @@ def variables(module: Any, kind: Any) -> dict[str, Any]:
     return {".".join(map(str, path)): v.get_value() for path, v in flat}
 
 
-@pytest.mark.parametrize("case", CASES)
+# PyTorch's networks of the same kinds are among the quick tests.
+LARGE = ("transformer", "resnet-group", "lstm")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if c in LARGE else c for c in CASES]
+)
 def test_it_computes_what_nnx_computes(case: str) -> None:
     """Outputs, gradients, the statistics that NNX keeps; and second derivatives under vmap."""
     build, inputs = CASES[case]

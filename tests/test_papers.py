@@ -762,6 +762,7 @@ def test_a_failed_run_is_shown(tmp_path: Path) -> None:
     assert "does not hold: A is best (one: runs failed)" in text
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path) -> None:
     listed = perfed("reproduce", "--list")
     assert listed.returncode == 0

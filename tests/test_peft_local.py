@@ -97,6 +97,7 @@ def moved(params: Any) -> Any:
                         params)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_trained_here_and_read_by_peft(torch: Any, peft: Any, folder: Path, tmp_path: Path) -> None:
     model = adapted(folder)
     method = FedAvg(lr=0.05, tau=4, batch=8, optimizer=AdamW())

@@ -483,6 +483,7 @@ def test_latex() -> None:
     assert rows[1].count(r" \\") == 4
 
 
+@pytest.mark.slow
 def test_figures(tmp_path: Path) -> None:
     runs = [*methods(), recorded("_$x", network=False, names=["$\\frac{"] * 12)]
     written = write_figures(runs, tmp_path / "new", formats=("svg",))

@@ -159,6 +159,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     refused(none, "a client has 0 rows")
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[data]\nsource = "digits"\nclients = 6\n')
     done = perfed("data", "store", tmp_path / "c.toml", "--out", tmp_path / "stored")

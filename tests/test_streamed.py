@@ -75,7 +75,11 @@ def make(data: Federation, method: Any, **options: Any) -> Experiment:
             {},
             marks=pytest.mark.slow,
         ),
-        (PFEDME, {"pipeline": Pipeline.of(TopK(0.3), True), "downlink": LowPrecision(15)}),
+        pytest.param(
+            PFEDME,
+            {"pipeline": Pipeline.of(TopK(0.3), True), "downlink": LowPrecision(15)},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(Local(lr=0.05, tau=3, batch="full"), {}, marks=pytest.mark.slow),
     ],
     ids=["fedavg", "per-fedavg", "pfedme", "local"],
@@ -387,6 +391,7 @@ def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
 # Bounds.
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_grows_with_the_cohort_and_not_with_the_federation(tmp_path: Path) -> None:
     """A hundred times the clients, of 480 MB: as much memory, file pages aside, as of 4.8 MB."""

@@ -87,6 +87,7 @@ def test_the_best_on_validation_is_tested_and_nothing_else(tmp_path: Path) -> No
     assert second.test[1] == pytest.approx(12.706 * gap / 2, rel=1e-3)  # t of one degree
 
 
+@pytest.mark.slow
 def test_a_failed_point_stops_nobody(tmp_path: Path) -> None:
     said: list[str] = []
     every = grid_points(write(tmp_path), [], ["method.lr=1e38,0.5"])
@@ -146,6 +147,7 @@ def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.M
         other.run(quiet, quiet)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = perfed("sweep", write(tmp_path), "--out", out, "--seeds", 2, "--set", "rounds=2",

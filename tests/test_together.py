@@ -119,7 +119,13 @@ def test_messages_are_each_runs_own(digits: Federation, pipeline: Pipeline) -> N
         np.testing.assert_array_equal(outcome[1].uplink, traffic.uplink)
 
 
-@pytest.mark.parametrize("small", [0, 10**9], ids=["in turns", "side by side"])
+@pytest.mark.parametrize(
+    "small",
+    [
+        pytest.param(0, id="in turns"),
+        pytest.param(10**9, id="side by side", marks=pytest.mark.slow),
+    ],
+)
 def test_one_that_diverges_stops_nobody(
     digits: Federation, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +247,7 @@ def test_runs_that_cannot_go_together_are_refused(digits: Federation) -> None:
         Trainer(TrainOptions(4)).train_all([Run(Vectorized(setup), state=s) for s in states])
 
 
+@pytest.mark.slow
 def test_no_more_clients_at_once_than_asked(digits: Federation) -> None:
     """Of all runs together; memory is bounded by it."""
     setup = Experiment(digits, Task(MODEL), FedAvg(tau=2), 12)
