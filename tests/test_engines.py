@@ -27,6 +27,7 @@ from perfed import (
 )
 from perfed.data import FlatExamples
 from perfed.evaluation.evaluator import SimulationEvaluator
+from perfed.models.function_model import FunctionModel
 from perfed.simulation.experiment import NO_RECORD
 from perfed.simulation.round import Broadcast, client_update
 
@@ -243,6 +244,13 @@ def test_a_model_that_does_not_fit_the_data_is_refused(data: Any) -> None:
         Experiment(data, Task(MLP(64, 4)), FedAvg(), 2)
     with pytest.raises(FieldError, match=r"cannot take inputs of shape \(8, 8, 1\)"):
         Experiment(data, Task(MLP(60, 10)), FedAvg(), 2)
+
+    def unwritten(params: Any, x: Any) -> Any:
+        raise NotImplementedError
+
+    model = FunctionModel(lambda key: {}, unwritten)
+    with pytest.raises(FieldError, match=r"'FunctionModel': cannot take .*: NotImplementedError"):
+        Experiment(data, Task(model), FedAvg(), 2)
 
 
 @pytest.mark.parametrize(

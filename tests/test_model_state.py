@@ -1,7 +1,7 @@
 """Dropout, running statistics and frozen leaves: the same numbers from every engine."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from perfed import (
     FedAvg,
     Float32,
     Local,
+    Method,
     PerFedAvg,
     PFedMe,
     Pipeline,
@@ -23,6 +24,7 @@ from perfed import (
     Task,
     Vectorized,
     load,
+    method,
     simulate,
 )
 from perfed.core.errors import FieldError
@@ -241,12 +243,20 @@ def test_all_of_the_data_with_dropout() -> None:
 
 
 def test_all_of_the_data_has_no_batch_statistics(data: Any) -> None:
-    for method in (FedAvg(), PerFedAvg()):
+    for default in (FedAvg(), PerFedAvg()):
         with pytest.raises(FieldError, match=r"adapt_batch = 'full'.*such as adapt_batch = 32"):
-            make(data, method)  # before anything is computed
+            make(data, default)  # before anything is computed
     with pytest.raises(FieldError, match=r"^batch = 'full'.*such as batch = 32"):
         make(data, FedAvg(batch="full", adapt_batch=8))
     make(data, FedAvg(), Dropped())
+
+    @method("whole-or-part")
+    class Other(Method):
+        part: Literal["full", "half"] = "full"  # not the size of a batch
+
+        def local_update(self, *_: Any) -> Any: ...
+
+    make(data, Other())
     with pytest.raises(FieldError, match="batch = 'full'"):
         objective(NET).batches(jax.random.key(0), 2, "full")
 

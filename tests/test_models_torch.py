@@ -1,5 +1,7 @@
 """PyTorch modules as models: what torch computes, and what torch would learn."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -443,6 +445,18 @@ def test_torch_is_as_before() -> None:
     eager = mlp(4)
     eager(torch.ones(2, 4)).sum().backward()
     assert eager[1].weight.grad is not None
+
+
+def test_converting_leaves_torchs_fast_path_as_it_was() -> None:
+    """In a process of its own: importing torchax turns it off, once."""
+    code = (
+        "import torch, perfed\n"
+        "before = torch.backends.mha.get_fastpath_enabled()\n"
+        "perfed.from_torch(torch.nn.Linear(3, 2))\n"
+        "print(before, torch.backends.mha.get_fastpath_enabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
 
 
 def refused(forward: Callable[[Any, Any], Any], match: str) -> None:

@@ -82,6 +82,16 @@ def check_settings(value: Any) -> None:
         check(field, getattr(value, field))
 
 
+def batch_settings(value: Any) -> dict[str, BatchSize | None]:
+    """The settings that are sizes of batches."""
+    sizes = list(get_args(BatchSize))
+    return {
+        name: getattr(value, name)
+        for name, hint in get_type_hints(type(value), include_extras=True).items()
+        if [part for part in get_args(hint) if part is not type(None)] == sizes
+    }
+
+
 @cache
 def _leaf_and_static_fields(cls: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The settings that are leaves or trees of them, and the others."""

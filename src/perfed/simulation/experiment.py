@@ -29,6 +29,7 @@ from perfed.data import Federation, FlatExamples
 from perfed.data.scaling import client_row
 from perfed.methods import ClientState, Method, Received, RoundContext, ServerState
 from perfed.methods.base import batch_examples
+from perfed.methods.settings import batch_settings
 from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import Codec, Float32, RandomK, TopK
 from perfed.simulation.devices import compiler_options
@@ -415,13 +416,13 @@ def shared_leaves(
 
 
 def _check_batches(method: Method) -> None:
-    """All batches have a size, as running statistics need; where a method has none it says so."""
-    for name, value in vars(method).items():
+    """All batches have a size, as running statistics need."""
+    for name, size in batch_settings(method).items():
         allowed = (
             "the model normalizes by the statistics of a batch, and all of a client's data are too "
             f"many for that; give a number, such as {name} = 32"
         )
-        require(not (isinstance(value, str) and value == "full"), name, value, allowed)
+        require(size != "full", name, size, allowed)
 
 
 def _check_model(task: Task, federation: Federation) -> None:
@@ -440,7 +441,7 @@ def _check_model(task: Task, federation: Federation) -> None:
     except FieldError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:  # the last are PyTorch's
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         allowed = f"cannot take inputs of shape {shape}: {reason}"
         raise FieldError("model", type(model).__name__, allowed) from None
     if task.loss is not None:
