@@ -14,7 +14,7 @@ demo: .venv/.base
 # Most of the time is compilation, so programs are compiled with less effort here than users have them; the
 # slow tests compile as usual.
 test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
-	--xla_cpu_use_fusion_emitters=false
+	--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 -m "not slow and not federation"
 

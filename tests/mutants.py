@@ -265,7 +265,8 @@ class Copy:
             "PERFED_TESTS_CACHE": str(self.cache),
             "PERFED_DATA": os.environ.get("PERFED_DATA", str(ROOT.parent / "shared" / "data")),
             "XLA_FLAGS": "--xla_backend_optimization_level=0 "
-            "--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+            "--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+            "--xla_cpu_parallel_codegen_split_count=1",
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", DEFAULT, "--tb=no"]
         command += ["-p", "no:cacheprovider", "-n", str(workers), *tests]

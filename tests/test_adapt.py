@@ -13,7 +13,7 @@ import pytest
 from perfed import Config, DataError, DivergedError, FieldError
 from perfed.runs.adapt import adapt, client_rows, load_model
 from perfed.runs.recording import Recording
-from test_cli import perfed
+from test_cli import here, perfed
 
 METHODS = {
     "fedavg": 'name = "fedavg"\nlr = 0.2\ntau = 5\nalpha = 0.5',
@@ -216,14 +216,14 @@ def test_bad_input_writes_nothing(model_run: Path, tmp_path: Path) -> None:
         (tmp_path / "none.csv", "no such file"),
         (tmp_path, "no such file"),
     ):
-        done = perfed("adapt", model_run, "--data", data, "--out", out)
-        assert done.returncode == 2
+        done = here("adapt", model_run, "--data", data, "--out", out)
+        assert done.exit_code == 2
         assert message in done.stderr
         assert not out.exists()
     (tmp_path / "no.safetensors").write_bytes(b"nothing")
-    done = perfed("predict", tmp_path / "no.safetensors", "--data", tmp_path / "new.csv")
-    assert done.returncode == 2
-    assert "is not a perfed model file" in done.stderr
+    refused = perfed("predict", tmp_path / "no.safetensors", "--data", tmp_path / "new.csv")
+    assert refused.returncode == 2
+    assert "is not a perfed model file" in refused.stderr
 
 
 def test_local_has_nothing_to_adapt(model_run: Path) -> None:
@@ -286,7 +286,7 @@ def test_the_output_is_checked_first(model_run: Path, tmp_path: Path) -> None:
         ("predict", tmp_path / "no" / "said.csv", "there is no folder"),
     ):
         more = ["--overwrite"] if out.is_dir() else []
-        done = perfed(command, model_run, "--data", file, "--out", out, *more)
-        assert done.returncode == 2
+        done = here(command, model_run, "--data", file, "--out", out, *more)
+        assert done.exit_code == 2
         assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]

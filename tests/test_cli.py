@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from perfed.cli.app import app
 from test_config import SMALL
 
 
@@ -27,6 +30,11 @@ def perfed(*arguments: object, **environment: str) -> subprocess.CompletedProces
         timeout=300,
         env=os.environ | environment,
     )
+
+
+def here(*arguments: object) -> Result:
+    """The command in this process: it takes seconds to start one of its own."""
+    return CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "1000"})
 
 
 @pytest.fixture
@@ -66,12 +74,12 @@ def test_run_writes_a_summary(config: Path, tmp_path: Path) -> None:
 
 def test_results_are_not_overwritten_unless_asked(config: Path, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("precious")
-    refused = perfed("run", config, "--out", tmp_path)
-    assert refused.returncode == 2
+    refused = here("run", config, "--out", tmp_path)
+    assert refused.exit_code == 2
     assert "holds results already" in refused.stderr
     assert (tmp_path / "summary.json").read_text() == "precious"
-    allowed = perfed("run", config, "--out", tmp_path, "--overwrite")
-    assert allowed.returncode == 0
+    allowed = here("run", config, "--out", tmp_path, "--overwrite")
+    assert allowed.exit_code == 0
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 7
 
 
@@ -101,8 +109,8 @@ def test_a_late_fault_writes_nothing_either(
 ) -> None:
     out = tmp_path / "out"
     arguments = [part for setting in settings for part in ("--set", setting)]
-    done = perfed("run", config, *arguments, "--out", out)
-    assert done.returncode == 2
+    done = here("run", config, *arguments, "--out", out)
+    assert done.exit_code == 2
     assert message in done.stderr
     assert not out.exists()
 
@@ -113,8 +121,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
     (tmp_path / "file").write_text("")
     (tmp_path / "full" / "summary.json").mkdir(parents=True)
     for out, flag in ((tmp_path / "file", []), ("/proc", []), (tmp_path / "full", ["--overwrite"])):
-        done = perfed("run", config, "--set", "rounds=99999999", "--out", out, *flag)
-        assert done.returncode == 2
+        done = here("run", config, "--set", "rounds=99999999", "--out", out, *flag)
+        assert done.exit_code == 2
         assert "cannot write there" in done.stderr
     assert os.listdir(tmp_path / "full") == ["summary.json"]
 

@@ -378,6 +378,7 @@ def test_gradients_of_a_turn(method: Method, gradients: int) -> None:
     assert method.gradient_count(100) == gradients
 
 
+@pytest.mark.slow
 def test_fedpaq_wins_at_equal_simulated_time() -> None:
     """C_comm/C_comp = 100: s = 1 and tau = 5 against no quantizer (FedAvg) and tau = 1 (QSGD)."""
     data = load("digits", split="iid", clients=20, examples=1600)

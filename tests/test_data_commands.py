@@ -17,7 +17,7 @@ from perfed.data.describe import Description, remarks
 from perfed.report.figures import label_picture
 from perfed.runs.adapt import load_model
 from real_data import REAL, needs_real_data
-from test_cli import perfed
+from test_cli import here, perfed
 
 WARDS = ("north", "south", "west")
 
@@ -113,12 +113,12 @@ def test_a_table_with_words_for_labels_end_to_end(own: dict[str, Path], tmp_path
 
 def test_faults_of_own_data_reach_the_user(own: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "csv" / "south.csv").write_text("dose,age,state\n1,2,ill\n3,,well\n")
-    done = perfed("run", own["csv"], "--out", tmp_path / "out")
-    assert done.returncode == 2
+    done = here("run", own["csv"], "--out", tmp_path / "out")
+    assert done.exit_code == 2
     assert 'south.csv, row 3, column "age"' in done.stderr
     assert not (tmp_path / "out").exists()
-    done = perfed("run", own["csv"], "--set", "data.split=dirichlet", "--set", "data.a=3")
-    assert done.returncode == 2
+    done = here("run", own["csv"], "--set", "data.split=dirichlet", "--set", "data.a=3")
+    assert done.exit_code == 2
     assert "data.a: no such setting" in done.stderr
     assert "alpha" in done.stderr  # what there is
 
@@ -146,8 +146,8 @@ def test_describe(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "10 clients, 10 classes" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    wrong = perfed("data", "describe", config, "--picture", tmp_path / "labels.txt")
-    assert wrong.returncode == 2
+    wrong = here("data", "describe", config, "--picture", tmp_path / "labels.txt")
+    assert wrong.exit_code == 2
     assert "must end in .png, .svg or .pdf" in wrong.stderr
 
 

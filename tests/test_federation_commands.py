@@ -9,25 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 import tomli_w
-from click.testing import Result
-from typer.testing import CliRunner
 
 from federations import NAMES, settings, write_clients
-from perfed.cli.app import app
 from perfed.federation.server.plan import PLAN, FederationPlan
 from perfed.federation.server.serve import Server
 from perfed.federation.transport.keys import ServerKeys, make_keys
 from perfed.federation.trial import TRIAL, Trial, trial_config
 from perfed.runs import Config
 from perfed.runs.saved_model import saved_model
-from test_cli import perfed
+from test_cli import here, perfed
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
-
-
-def here(*arguments: object) -> Result:
-    """The command in this process: it takes seconds to start one of its own."""
-    return CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "1000"})
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +106,7 @@ def test_join_refuses_at_once(place: Path, arguments: list[str], said: str) -> N
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(place: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -198,6 +191,7 @@ def test_resume_hint_is_what_one_can_do(tmp_path: Path) -> None:
     assert f"perfed serve --resume {tmp_path}" in replace(trial, trial=False)._resume_hint
 
 
+@pytest.mark.slow
 def test_a_trials_clients_end_with_it(tmp_path: Path) -> None:
     """Even if it is killed."""
     Trial.create(trial_config(None, 2, []), tmp_path)

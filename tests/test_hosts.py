@@ -73,7 +73,8 @@ def alone(config: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_end_where_one_does(
     tmp_path: Path, config: Path, alone: Path, count: int
 ) -> None:
@@ -146,7 +147,12 @@ def together(config: list[Path], devices: str = "11") -> list[subprocess.Complet
     ("old", "new", "said"),
     [
         ("/stored", "/nowhere", "process 1: data: "),
-        ("lam = ", "", "process 1 has another configuration than process 0"),
+        pytest.param(
+            "lam = ",
+            "",
+            "process 1 has another configuration than process 0",
+            marks=pytest.mark.slow,
+        ),
         ("rounds = 5", "rounds = 6", "process 1 has another configuration than process 0"),
         ('"pfedme"', '"pfedmi"', "process 1: method.name"),
     ],

@@ -131,7 +131,7 @@ def test_ffa_averages_the_products_exactly(data: Any) -> None:
     "method",
     [
         FedAvg(lr=0.01, tau=10, batch=16, optimizer=AdamW()),
-        PerFedAvg(alpha=0.01, beta=0.03, tau=10, batch=16),
+        pytest.param(PerFedAvg(alpha=0.01, beta=0.03, tau=10, batch=16), marks=pytest.mark.slow),
         pytest.param(
             PerFedAvg(alpha=0.01, beta=0.03, tau=10, batch=16, variant="exact"),
             marks=pytest.mark.slow,

@@ -48,7 +48,7 @@ def invoke(*arguments: object) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("batch_norm", ["shared", "personal"])
+@pytest.mark.parametrize("batch_norm", ["shared", pytest.param("personal", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_same_bits(tmp_path: Path, batch_norm: str) -> None:
     config = Config.load(write(tmp_path, batch_norm=batch_norm))
     whole = Recording.begin(config, tmp_path / "whole").train()
@@ -64,7 +64,7 @@ def test_a_resumed_run_is_the_same_bits(tmp_path: Path, batch_norm: str) -> None
     same(tmp_path / "whole", tmp_path / "left")
 
 
-@pytest.mark.parametrize("batch_norm", ["shared", "personal"])
+@pytest.mark.parametrize("batch_norm", ["shared", pytest.param("personal", marks=pytest.mark.slow)])
 def test_adapt_and_predict_with_statistics(tmp_path: Path, batch_norm: str) -> None:
     """A client that was not there: its model's statistics are of its own rows, too."""
     path = write(tmp_path, batch_norm=batch_norm, rounds=12)

@@ -288,7 +288,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name == "exact" else pytest.mark.slow) for name in METHODS],
+)
 def test_methods_run(method: str) -> None:
     module = keras.Sequential(
         [keras.Input((8, 8, 1)), layers.Conv2D(2, 3, 2), layers.Flatten(), layers.Dense(10)]

@@ -243,7 +243,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name == "exact" else pytest.mark.slow) for name in METHODS],
+)
 def test_methods_run(method: str) -> None:
     class Net(nnx.Module):  # type: ignore[misc]
         def __init__(self, rngs: Any) -> None:

@@ -536,7 +536,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name == "exact" else pytest.mark.slow) for name in METHODS],
+)
 def test_methods_run(method: str) -> None:
     module = made(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.ELU(), mlp(18)))
     model = from_torch(module, input_layout="channels-last")

@@ -724,6 +724,7 @@ def test_finished_runs_of_other_settings_are_refused(tmp_path: Path) -> None:
         reproduce(what, 2, tmp_path, quiet, quiet)
 
 
+@pytest.mark.slow
 def test_a_reproduction_runs_scores_and_goes_on(tmp_path: Path) -> None:
     what = Reproduction.of("t", TABLE, quick=False)
     check_folder(tmp_path, what, 2)

@@ -934,7 +934,16 @@ def write_cifar(root: Path, cifar: Cifar, form: str) -> None:
         (root / name).write_bytes(raw)
 
 
-@pytest.mark.parametrize("form", ["npz", "python", "python.tar", "binary", "binary.tar"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "binary.tar",
+        *(
+            pytest.param(form, marks=pytest.mark.slow)
+            for form in ("npz", "python", "python.tar", "binary")
+        ),
+    ],
+)
 def test_cifar10_is_the_same_from_each_of_its_forms(
     roomy: Path, made_up_cifar: Cifar, form: str
 ) -> None:

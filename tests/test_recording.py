@@ -21,7 +21,7 @@ from perfed import Config, ConfigError, load, store
 from perfed.runs import run_dir
 from perfed.runs.checkpoint import Checkpoints
 from perfed.runs.recording import Recording
-from test_cli import perfed
+from test_cli import here, perfed
 
 CONFIG = """
 rounds = {rounds}
@@ -255,15 +255,15 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_folders_are_not_mistaken(tmp_path: Path, finished: Path) -> None:
-    done = perfed("resume", finished)
-    assert done.returncode == 2
+    done = here("resume", finished)
+    assert done.exit_code == 2
     assert "this run is finished" in done.stderr
-    done = perfed("resume", tmp_path)
-    assert done.returncode == 2
+    done = here("resume", tmp_path)
+    assert done.exit_code == 2
     assert "is not a run folder" in done.stderr
     left = interrupted(tmp_path)
-    done = perfed("run", write(tmp_path), "--out", left)
-    assert done.returncode == 2
+    done = here("run", write(tmp_path), "--out", left)
+    assert done.exit_code == 2
     assert f"go on with it by `perfed resume {left}`" in done.stderr
 
 

@@ -403,6 +403,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
 
 
+@pytest.mark.slow
 def test_many_clients_and_rounds_make_a_page_of_a_few_megabytes() -> None:
     labels = [f"label {i}" for i in range(100)]
     runs = [

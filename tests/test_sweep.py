@@ -14,7 +14,7 @@ from perfed.runs.checkpoint import Checkpoints
 from perfed.runs.recording import Recording
 from perfed.runs.sweep import Sweep, SweepLine, _folder_name, grid_points, sweep_lines
 from perfed.training import Progress
-from test_cli import perfed
+from test_cli import here, perfed
 
 CONFIG = """
 rounds = 15
@@ -246,7 +246,7 @@ def test_a_point_with_bad_settings_stops_nobody(tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_failures_says_so(tmp_path: Path) -> None:
-    done = perfed("sweep", write(tmp_path), "--out", tmp_path / "out", "--seeds", 1,
+    done = here("sweep", write(tmp_path), "--out", tmp_path / "out", "--seeds", 1,
                   "--set", "rounds=2", "--set", "method.lr=1e38")  # fmt: skip
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "failed" in done.stderr

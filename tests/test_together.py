@@ -61,6 +61,8 @@ PAIRS: list[tuple[Method, Method]] = [
         PFedMe(lam=5.0, eta=0.1, inner_lr=0.05, nu=1.0, inner_steps=20, local_rounds=3),
     ),
 ]  # fmt: skip
+# Of all settings that vary, and of none that decide how long a loop is.
+QUICK = (0, 4)
 
 
 def train(experiment: Experiment, *options: Any, **more: Any) -> Result:
@@ -79,7 +81,11 @@ def close(one: object, other: object) -> None:
         assert np.abs(a - b).max() <= 1e-5 * max(np.abs(b).max(), 1e-3)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[0] == PAIRS[4][0]}")
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(p, marks=() if i in QUICK else pytest.mark.slow) for i, p in enumerate(PAIRS)],
+    ids=lambda pair: f"{pair[0].name}-{pair[0] == PAIRS[4][0]}",
+)
 def test_as_each_alone(digits: Federation, pair: tuple[Method, Method]) -> None:
     """Seeds and rates differ; models, what clients keep, messages and scores are each run's own."""
     setups = [
