@@ -262,3 +262,91 @@ def test_what_a_model_closes_over_may_change() -> None:
         return found(jnp.ones(3)).sum() + found(jnp.ones(3)).sum()
 
     np.testing.assert_allclose(jax.jit(jax.grad(slope))(0.5), 6 * np.cos(0.5), rtol=1e-6)
+
+
+def products(jaxpr: Any) -> list[tuple[int, ...]]:
+    return [e.outvars[0].aval.shape for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+
+
+def attention(x: Array, own: Array) -> Array:
+    query, key, value = jnp.split(x @ own[:, :18], 3, axis=-1)
+    heads = [part.reshape(*part.shape[:2], 2, 3) for part in (query, key, value)]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", *heads[:2])
+    scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -1e30)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), heads[2])
+    return mixed.reshape(*x.shape[:2], -1) @ own[:6, 18:24]
+
+
+def text_model(x: Array, layers: Array, out: Array) -> Array:
+    for own in layers:
+        x = x + attention(x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 0.1), own)
+        x = x + jax.nn.relu(jax.nn.gelu(x @ own[:, 24:34])) @ own[:, 34:44].T
+    ends = jnp.swapaxes(x - x.mean(-1, keepdims=True), 0, 1)
+    return (ends @ out)[-1]
+
+
+def test_what_nobody_reads_of_the_last_layer_is_not_computed() -> None:
+    with jax.enable_x64(True):
+        args = random(2, 5, 6), random(2, 6, 44), random(6, 4)
+        found = products(rewritten(text_model, *args))
+        # Keys, values and queries come from one product; of all that follows one place is left.
+        whole = [(2, 5, 18), (2, 2, 5, 5), (2, 2, 3, 5), (2, 5, 6), (2, 5, 10), (2, 5, 6)]
+        last = [(2, 5, 18), (2, 2, 1, 5), (2, 2, 3, 1), (2, 1, 6), (2, 1, 10), (2, 1, 6)]
+        assert [sorted(shape) for shape in found] == [
+            sorted(shape) for shape in [*whole, *last, (1, 2, 4)]
+        ]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: y[:, 1:3] + y[:, 2:4],  # two parts
+        lambda y: y[:, -1] + y.sum(1),  # all of it, too
+        lambda y: jnp.cumsum(y, axis=1)[:, -1],  # an operation that mixes places
+        lambda y: y[:, ::2],
+        lambda y: y[1:, :2],
+        lambda y: y.reshape(-1, 2, 3)[-1],  # across two axes
+        lambda y: lax.slice(y, (0, 0, 0), y.shape),
+    ],
+)
+def test_what_is_read_stays(read: Callable[[Array], Array]) -> None:
+    with jax.enable_x64(True):
+        found = rewritten(lambda x, w: read(jnp.tanh(x @ w)), random(2, 4, 5), random(5, 6))
+        assert products(found) == [(2, 4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("read", "shape"),
+    [
+        (lambda y: y[:, 1:3] * 2 + y[:, 1:3], (2, 2, 6)),
+        (lambda y: jnp.max(y, axis=0)[2:], (2, 2, 6)),
+        (lambda y: y.reshape(2, 4, 2, 3)[:, :, :, 1:], (2, 4, 6)),  # within what were one axis
+        (lambda y: y.reshape(2, 4, 2, 3)[:, 3:], (2, 1, 6)),
+        (lambda y: jnp.where(y > 0, y, jnp.arange(6.0))[..., :5], (2, 4, 5)),
+        (lambda y: jnp.einsum("btc,bsc->bts", y, y)[:, :, 3], (2, 4, 6)),
+        (lambda y: (y[:, None] + jnp.ones((1, 3, 1, 1)))[:, 1:, :1].sum(1), (2, 4, 6)),
+    ],
+)
+def test_cuts_move_up(read: Callable[[Array], Array], shape: tuple[int, ...]) -> None:
+    with jax.enable_x64(True):
+        found = rewritten(lambda x, w: read(jnp.tanh(x @ w)), random(2, 4, 5), random(5, 6))
+        assert products(found)[0] == shape
+
+
+def test_softmax_has_a_derivative_of_its_own() -> None:
+    def models(x: Array) -> Array:
+        raised = jnp.exp(x)
+        near = raised / jnp.exp(x).sum(0, keepdims=True)  # no softmax: not the same exp
+        other = raised / raised.sum(1)[:, None].sum() + raised / raised.sum(0)[:, None]
+        by_two = jax.nn.softmax(x.reshape(2, 2, 4), axis=(0, 2)).reshape(4, 4)
+        return near + other + by_two + jax.nn.softmax(x, axis=0)
+
+    with jax.enable_x64(True):
+        x = random(4, 4)
+        found = rewritten(models, x)
+        assert [eqn.primitive.name for eqn in found.eqns].count("custom_jvp_call") == 2
+
+        def slope(own: Callable[..., Any]) -> Array:
+            return jax.jvp(jax.grad(lambda x: jnp.sin(own(x)).sum()), (x,), (jnp.cos(x),))[1]
+
+        np.testing.assert_allclose(slope(rewrite(models)), slope(models), rtol=1e-9, atol=1e-12)

@@ -52,3 +52,16 @@ def contains(jaxpr: Jaxpr, names: Any) -> bool:
         or any(contains(inner, names) for inner in inner_jaxprs(equation))
         for equation in jaxpr.eqns
     )
+
+
+def is_relu(eqn: JaxprEqn) -> bool:
+    """Whether a function with a derivative of its own is JAX's ReLU."""
+    inner = eqn.params["call_jaxpr"].jaxpr
+    name = getattr(inner.debug_info, "func_name", "")
+    while len(inner.eqns) == 1 and inner.eqns[0].primitive.name in ("jit", "pjit"):
+        inner = inner.eqns[0].params["jaxpr"].jaxpr
+    match inner.eqns:
+        case [only] if only.primitive.name == "max" and len(eqn.invars) == 1:
+            zero = only.invars[1]
+            return isinstance(zero, Literal) and zero.val == 0 and name == "relu"
+    return False

@@ -7,14 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxtyping import Array
 
-from perfed.core.jaxprs import bind, contains, evaluate
+from perfed.core.jaxprs import bind, contains, evaluate, is_relu
 from perfed.core.rewriting import layouts, low_rank
 from perfed.core.rewriting.convolution import Convolution, convolve, rows_of
 from perfed.core.rewriting.layouts import Laid, Value, in_order, laid
 from perfed.core.rewriting.low_rank import LowRank
+from perfed.core.rewriting.narrowing import narrow
+from perfed.core.rewriting.softmax import with_softmax
 from perfed.core.rewriting.windows import Pool, Window, pool_max, pool_min, pool_sum
 
 
@@ -41,7 +43,7 @@ def rewrite(apply: Callable[..., Any]) -> Callable[..., Any]:
             found = jaxpr, jax.tree.structure(shapes)
             if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
                 return jax.tree.unflatten(found[1], _evaluated(found[0], *leaves))
-            traced[key] = found
+            traced[key] = narrow(jaxpr), found[1]
         closed, results = traced[key]
         return jax.tree.unflatten(results, _evaluated(closed, *leaves))
 
@@ -50,7 +52,12 @@ def rewrite(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 def _evaluated(closed: ClosedJaxpr, *values: Value) -> list[Array]:
     """What a traced function gives."""
-    return [plain(value) for value in evaluate(closed.jaxpr, closed.consts, values, _apply)]
+    return [plain(value) for value in _values(closed, values)]
+
+
+def _values(closed: ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
+    """The same, in any order."""
+    return evaluate(with_softmax(closed.jaxpr), closed.consts, values, _apply)
 
 
 def plain(value: Value) -> Array:
@@ -132,8 +139,7 @@ def _inlined(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
     """A function within: its operations."""
     if eqn.params.get("name") == low_rank.NAME:
         return [LowRank(*map(plain, values))]
-    closed = eqn.params["jaxpr"]
-    return evaluate(closed.jaxpr, closed.consts, values, _apply)
+    return _values(eqn.params["jaxpr"], values)
 
 
 def _checkpoint(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
@@ -181,19 +187,6 @@ def _relu(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value] | None:
     if not is_relu(eqn) or not isinstance(values[0], Laid):
         return None
     return [Laid(jax.nn.relu(values[0].array), values[0].order)]
-
-
-def is_relu(eqn: JaxprEqn) -> bool:
-    """Whether a function with a derivative of its own is JAX's ReLU."""
-    inner = eqn.params["call_jaxpr"].jaxpr
-    name = getattr(inner.debug_info, "func_name", "")
-    while len(inner.eqns) == 1 and inner.eqns[0].primitive.name in ("jit", "pjit"):
-        inner = inner.eqns[0].params["jaxpr"].jaxpr
-    match inner.eqns:
-        case [only] if only.primitive.name == "max" and len(eqn.invars) == 1:
-            zero = only.invars[1]
-            return isinstance(zero, Literal) and zero.val == 0 and name == "relu"
-    return False
 
 
 # Functions that are called as they stand.

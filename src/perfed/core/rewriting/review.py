@@ -8,8 +8,8 @@ from typing import Any, final
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from perfed.core.jaxprs import inner_jaxprs
-from perfed.core.rewriting.interpreter import is_plain_convolution, is_relu
+from perfed.core.jaxprs import inner_jaxprs, is_relu
+from perfed.core.rewriting.interpreter import is_plain_convolution
 
 # What is looked into; operations within any others stay.
 _ENTERED = frozenset({"jit", "pjit", "closed_call", "checkpoint", "remat2", "scan"})
