@@ -346,7 +346,7 @@ def test_softmax_has_a_derivative_of_its_own() -> None:
         found = rewritten(models, x)
         assert [eqn.primitive.name for eqn in found.eqns].count("custom_jvp_call") == 2
 
-        def slope(own: Callable[..., Any]) -> Array:
+        def slope(own: Callable[..., Any]) -> Any:
             return jax.jvp(jax.grad(lambda x: jnp.sin(own(x)).sum()), (x,), (jnp.cos(x),))[1]
 
         np.testing.assert_allclose(slope(rewrite(models)), slope(models), rtol=1e-9, atol=1e-12)
