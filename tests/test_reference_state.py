@@ -24,6 +24,7 @@ from perfed import (
 )
 from perfed.core.random import Purpose, fold
 from perfed.evaluation.evaluator import SimulationEvaluator
+from perfed.methods import Received
 from test_reference import COHORT, SEED, Batches, Network, references, uneven
 
 ROUNDS, L2 = 8, 0.03
@@ -198,3 +199,22 @@ def test_a_known_mistake_differs(case: str, mistake: str) -> None:
             for part, wrong in zip(found, due, strict=True)
         ]
     assert not all(same)
+
+
+def test_personal_leaves_have_no_variate_at_the_server() -> None:
+    """SCAFFOLD: their steps are plain, whatever c_i is, and nothing of them is sent."""
+    method, key = Scaffold(lr=0.1, tau=1, batch=5), fold(SEED, Purpose.LOCAL, 0, 0)
+    made = Experiment(uneven(), Task(Network()), method, COHORT, SEED, personal=("2", "3"))
+    start = made.init_state()
+    assert [leaf is None for leaf in start.server_state] == [False, False, True, True]
+    x, data = made.init_params(), made.device_data()
+    c_i = [leaf + 1 for leaf in x]
+    c = [x[0], x[1], None, None]
+    sent = method.local_update(
+        made.objective(data.train, 0), Received(x, c), c_i, made.context(start.round, key)
+    )
+    d = made.objective(data.train, 0).batches(key, 1, 5).at(0)
+    g = made.objective(data.train, 0).grad(x, d)
+    for j, drift in enumerate([-1.0, -1.0, 0.0, 0.0]):  # c - c_i
+        np.testing.assert_allclose(sent.params[j], x[j] - 0.1 * (g[j] + drift), atol=1e-6)
+    assert [leaf is None for leaf in sent.extra] == [False, False, True, True]
