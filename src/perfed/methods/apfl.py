@@ -13,14 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from perfed.core.errors import require
 from perfed.core.objective import Batch, BatchSize, Objective
 from perfed.core.trees import Params, sgd_step, tree_sub, tree_vdot
-from perfed.methods.base import (
-    ClientState,
-    LocalUpdate,
-    Method,
-    Received,
-    RoundContext,
-    method,
-)
+from perfed.methods.base import ClientState, LocalUpdate, Method, Received, RoundContext, method
 from perfed.methods.settings import Rate, Weight
 from perfed.methods.steps import take_steps
 
@@ -86,21 +79,18 @@ class APFL(Method):
         All three move at once, by gradients on one batch at the iterates before the step.
         """
 
-        def step(carry: _Carry, t_and_d: tuple[Bool[Array, ""], Batch]) -> _Carry:
-            (w, v, alpha), (first, d) = carry, t_and_d
-            grad_w = objective.grad(w, d)
-            grad_mixed = objective.grad(_mixed(alpha, v, w), d)  # at vbar_i
-            new_alpha = alpha
-            if self.adaptive:  # eq. (10), (11): once per round, at its first step
-                slope = tree_vdot(tree_sub(v, w), grad_mixed)
-                stepped = jnp.clip(alpha - self.lr * slope, 0.0, 1.0)
-                new_alpha = jnp.where(first, stepped, alpha).astype(alpha.dtype)
-            # The gradient with respect to v of f_i(alpha v + (1 - alpha) w) has the factor alpha.
-            return (
-                sgd_step(w, self.lr, grad_w),
-                sgd_step(v, self.lr * alpha, grad_mixed),
-                new_alpha,
-            )
+        def step(carry: _Carry, first_and_d: tuple[Bool[Array, ""], Batch]) -> _Carry:
+            (w, v, alpha), (first, d) = carry, first_and_d
+            g = objective.grad(_mixed(alpha, v, w), d)  # at vbar_i
+            new_w = sgd_step(w, self.lr, objective.grad(w, d))
+            # The gradient of f_i(alpha v + (1 - alpha) w) with respect to v has the factor alpha.
+            new_v = sgd_step(v, self.lr * alpha, g)
+            if not self.adaptive:
+                return new_w, new_v, alpha
+            # eq. (10), (11), at the first step of a round: <v_i - w_i, grad f_i(vbar_i)>.
+            slope = tree_vdot(tree_sub(v, w), g)
+            stepped = jnp.clip(alpha - self.lr * slope, 0.0, 1.0).astype(alpha.dtype)
+            return new_w, new_v, jnp.where(first, stepped, alpha)
 
         start = (received.params, client_state.v, client_state.alpha)
         batches = objective.batches(context.key, self.tau, self.batch)
