@@ -131,12 +131,20 @@ def draws(case: str, k: int, i: int, purpose: Purpose) -> Batches:
     return Batches(experiment(case), i, fold(SEED, purpose, k, i))
 
 
+@cache
+def first_model(case: str) -> Any:
+    return flat(experiment(case).init_params())
+
+
+@cache
+def cohorts(case: str) -> list[list[int]]:
+    return [np.asarray(experiment(case).sample_cohort(k)).tolist() for k in range(ROUNDS)]
+
+
 def expected(case: str, wrong: str = "") -> list[Outcome]:
     """The same by the reference."""
     made, method = experiment(case), CASES[case][0]
     clients = references(made.federation, L2)
-    first = flat(made.init_params())
-    cohorts = [np.asarray(made.sample_cohort(k)).tolist() for k in range(ROUNDS)]
     by_size = made.weighting == "size"
 
     def local(k: int, i: int) -> Batches:
@@ -145,7 +153,7 @@ def expected(case: str, wrong: str = "") -> list[Outcome]:
     found = []
     for rounds in (1, ROUNDS):
         w, server, kept = reference_state.rounds(
-            clients, first, method, cohorts[:rounds], local, by_size, wrong
+            clients, first_model(case), method, cohorts(case)[:rounds], local, by_size, wrong
         )
         own = [
             reference_state.METHODS[method.name].personal(
@@ -181,8 +189,7 @@ def test_eight_rounds(case: str, engine_type: Any) -> None:
     """Global model, server state, every client's state and personal model, to 1e-10."""
     with jax.enable_x64(True):
         reference = expected(case)
-        first = flat(experiment(case).init_params())
-        assert np.abs(reference[-1].w - first).max() > 0.05  # it went somewhere
+        assert np.abs(reference[-1].w - first_model(case)).max() > 0.05  # it went somewhere
         for found, due in zip(computed(case, engine_type), reference, strict=True):
             for part, right in zip(found, due, strict=True):
                 np.testing.assert_allclose(part, right, rtol=0, atol=1e-10)
