@@ -19,6 +19,8 @@ METHODS = {
     "fedavg": 'name = "fedavg"\nlr = 0.2\ntau = 5\nalpha = 0.5',
     "per-fedavg": 'name = "per-fedavg"\nalpha = 0.5\nbeta = 0.2\ntau = 5\nbatch = 20',
     "pfedme": 'name = "pfedme"\nlam = 2.0\neta = 0.1\ninner_lr = 0.2\nlocal_rounds = 10',
+    "ditto": 'name = "ditto"\nlam = 0.1\nlr = 0.2\npersonal_lr = 0.2\ntau = 5',
+    "apfl": 'name = "apfl"\nlr = 0.3\ntau = 10',
 }
 
 
@@ -59,7 +61,9 @@ def trained(folder: Path, method: str, extra: str = "", label: str = "state") ->
     return folder / "run"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(n, marks=pytest.mark.slow if n == "apfl" else ()) for n in METHODS]
+)
 def test_a_new_client_gains(tmp_path: Path, method: str) -> None:
     """The new ward's level is its own: the common model fails it, its own does better."""
     run = trained(tmp_path, method, 'standardize = "feature"')

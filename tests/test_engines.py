@@ -10,15 +10,21 @@ import pytest
 
 import problems
 from perfed import (
+    APFL,
     MLP,
+    Ditto,
     DivergedError,
     Experiment,
     FedAvg,
+    FedAvgM,
     Federation,
+    FedProx,
+    FedYogi,
     FieldError,
     Local,
     PerFedAvg,
     PFedMe,
+    Scaffold,
     Sequential,
     Task,
     Vectorized,
@@ -38,6 +44,14 @@ METHODS = [
     PFedMe(lam=5, eta=0.05, local_rounds=3, inner_steps=3, inner_lr=0.05, batch=8, beta=1.5),
     PFedMe(local_rounds=2, inner_start="kept", nu=0.5, inner_steps=9, inner_lr=0.05, batch=8),
     Local(lr=0.05, tau=3, batch=8),
+]
+SLOW = [
+    FedProx(lr=0.05, tau=3, batch=8),
+    Scaffold(lr=0.05, server_lr=0.9, tau=3, batch=8),
+    FedAvgM(lr=0.05, tau=3, batch=8),
+    FedYogi(lr=0.05, tau=3, batch=8),
+    Ditto(lr=0.05, tau=3, batch=8, personal_steps=2),
+    APFL(lr=0.05, tau=3, batch=8),
 ]
 
 
@@ -61,6 +75,7 @@ def assert_close(a: Any, b: Any, relative: float = 1e-5) -> None:
     ("method", "options"),
     [
         *((method, {}) for method in METHODS),
+        *(pytest.param(method, {}, marks=pytest.mark.slow) for method in SLOW),
         (METHODS[1], {"weighting": "size", "sampling": "epochs"}),
         (METHODS[3], {"weighting": "size", "sampling": "epochs"}),
     ],

@@ -5,7 +5,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfed import MLP, MLR, FedAvg, Local, Method, PerFedAvg, PFedMe, load, simulate, synthetic
+from perfed import (
+    APFL,
+    MLP,
+    MLR,
+    Ditto,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedYogi,
+    Local,
+    Method,
+    PerFedAvg,
+    PFedMe,
+    Scaffold,
+    load,
+    simulate,
+    synthetic,
+)
 
 PFEDME = PFedMe(lam=20, eta=0.01, local_rounds=20, inner_steps=5, inner_lr=0.01, beta=2, batch=20)
 FEDAVG = FedAvg(lr=0.02, tau=20, batch=20)
@@ -77,3 +95,29 @@ def test_every_method_on_the_digits() -> None:
     for variant in ("hf", "exact"):
         assert mean(PerFedAvg(variant, **meta)) > max(fedavg + 0.04, alone)
     assert mean(PFedMe(lam=15, eta=0.03, inner_lr=0.05)) > max(fedavg + 0.04, alone)
+
+
+WORK: dict[str, Any] = {"lr": 0.1, "tau": 5, "batch": 20}
+
+
+@pytest.mark.parametrize(
+    ("method", "bound"),
+    [
+        pytest.param(FedProx(mu=0.1, **WORK), 0.75, marks=pytest.mark.slow),  # FedAvg: 0.776
+        (Scaffold(**WORK), 0.89),
+        (FedAvgM(momentum=0.7, **WORK), 0.8),
+        (FedAdam(server_lr=0.03, **WORK), 0.86),
+        pytest.param(FedYogi(server_lr=0.03, **WORK), 0.86, marks=pytest.mark.slow),
+        (Ditto(personal_lr=0.1, lam=0.3, personal_steps=5, **WORK), 0.94),  # Local: 0.948
+        (APFL(**WORK), 0.94),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_linear_model_of_the_digits(method: Any, bound: float) -> None:
+    """Forty rounds of half of ten clients, who have two classes or five each."""
+    data = load("digits", clients=10, test_fraction=0.5)
+    result = simulate(data, MLR(64, 10), method, rounds=40, cohort=5)
+    scores = {kind: float(score.accuracy.mean()) for kind, score in result.scores.items()}
+    assert scores["personalized"] > bound
+    if isinstance(method, Ditto | APFL):
+        assert scores["personalized"] > scores["global"] + 0.1

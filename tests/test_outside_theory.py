@@ -59,7 +59,7 @@ def test_a_diagnosis_of_step_sizes_alone() -> None:
     assert condition.limit == pytest.approx(2 / sharp.constants.L.value)
     page = sharp.as_json()
     assert page["bounds"] == []
-    assert "do not cover scaffold" in page["note"]
+    assert "do not cover outside-scaffold" in page["note"]
     assert "only lr can be checked" in page["note"]
     assert len(theory_tables(page)) == 2
 
@@ -83,7 +83,7 @@ def test_a_diagnosis_of_a_method_that_names_no_step_size() -> None:
 @pytest.mark.usefixtures("registered")
 def test_advice_on_a_method_from_outside() -> None:
     """FedAdam: its local step size is chosen by the pilot, and the result is ready to run."""
-    values = VALUES | {"method": {"name": "fedadam", "lr": 1e-5, "tau": 2}}
+    values = VALUES | {"method": {"name": "outside-fedadam", "lr": 1e-5, "tau": 2}}
     advice = advise(values)
     assert len(advice.trials) == 6
     assert advice.trials[0].loss < advice.given.loss

@@ -67,15 +67,26 @@ class Batches:
     """The positions that the package draws for a client in a round, for the reference to use."""
 
     def __init__(self, experiment: Experiment, client: int, key: Any) -> None:
+        self._experiment, self._client, self._key = experiment, client, key
         self._objective = experiment.objective(experiment.device_data().train, client)
-        self._key = key
+        self._known: dict[Any, Any] = {}
+
+    def part(self, i: int, of: int) -> "Batches":
+        """One of several independent kinds of draws."""
+        if (i, of) not in self._known:
+            key = jax.random.split(self._key, of)[i]
+            self._known[i, of] = Batches(self._experiment, self._client, key)
+        found: Batches = self._known[i, of]
+        return found
 
     def _positions(self, key: Any, shape: Any, size: Any) -> Any:
         position = self._objective.batches(key, shape, size).position
         return None if position is None else np.asarray(position)
 
     def __call__(self, what: str, steps: int, size: Any) -> list[Any]:
-        found = self._positions(self._key, steps, size)
+        if (what, steps, size) not in self._known:
+            self._known[what, steps, size] = self._positions(self._key, steps, size)
+        found = self._known[what, steps, size]
         return [None] * steps if found is None else list(found)
 
     def three(self, s: Any) -> list[Any]:

@@ -11,7 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import FedAvg, Local, Method, PerFedAvg, PFedMe, method, register
+from perfed import (
+    APFL,
+    Ditto,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedYogi,
+    Local,
+    Method,
+    PerFedAvg,
+    PFedMe,
+    Scaffold,
+    method,
+    register,
+)
 from perfed.core.errors import FieldError
 from perfed.evaluation.metrics import mean_defined, named_scores, score_names, score_order
 from perfed.methods.base import batch_examples
@@ -31,6 +46,15 @@ DEFAULTS: dict[Callable[[], Any], str] = {
     "adapt_batch='full', send_iterate=False)",
     PFedMe: "PFedMe(lam=15.0, eta=0.01, local_rounds=20, inner_solver='gd', inner_steps=5, "
     "inner_lr=0.01, nu=None, inner_start='received', beta=1.0, batch=20)",
+    FedProx: "FedProx(lr=0.02, mu=0.1, tau=10, batch=20)",
+    Scaffold: "Scaffold(lr=0.02, server_lr=1.0, tau=10, batch=20, variate='path')",
+    FedAvgM: "FedAvgM(lr=0.02, server_lr=1.0, tau=10, batch=20, momentum=0.9)",
+    FedAdam: "FedAdam(lr=0.02, server_lr=0.01, tau=10, batch=20, beta_1=0.9, beta_2=0.99, "
+    "adaptivity=0.001)",
+    FedYogi: "FedYogi(lr=0.02, server_lr=0.01, tau=10, batch=20, beta_1=0.9, beta_2=0.99, "
+    "adaptivity=0.001)",
+    Ditto: "Ditto(lr=0.02, personal_lr=0.02, lam=1.0, tau=10, personal_steps=10, batch=20)",
+    APFL: "APFL(lr=0.02, alpha=0.5, adaptive=True, tau=10, batch=20)",
     SGD: PLAIN,
     Adam: "Adam(b1=0.9, b2=0.999, eps=1e-08)",
     AdamW: "AdamW(b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0001)",
@@ -46,6 +70,13 @@ DECLARED: dict[type[Method], tuple[bool, tuple[str, ...], str, str, str]] = {
     Local: (False, ("lr",), "tau", "", ""),
     PerFedAvg: (True, ("beta",), "tau", "alpha", "adapt_steps"),
     PFedMe: (True, (), "local_rounds", "", "local_rounds"),
+    FedProx: (True, ("lr",), "tau", "", ""),
+    Scaffold: (True, ("lr",), "tau", "", ""),
+    FedAvgM: (True, ("lr",), "tau", "", ""),
+    FedAdam: (True, ("lr",), "tau", "", ""),
+    FedYogi: (True, ("lr",), "tau", "", ""),
+    Ditto: (True, ("lr", "personal_lr"), "tau", "personal_lr", "personal_steps"),
+    APFL: (True, ("lr",), "tau", "", "tau"),
 }
 
 CODED = {
@@ -97,7 +128,16 @@ def test_counts() -> None:
     assert PerFedAvg("fo", tau=3, **steps).gradient_count(7) == 3 * (2 * 5 + 3)
     assert PerFedAvg("hf", tau=3, **steps).gradient_count(7) == 3 * (2 * (5 + 8) + 3)
     assert PFedMe(local_rounds=2, inner_steps=3, batch=5).gradient_count(7) == 30
+    assert FedProx(tau=3, batch=5).gradient_count(7) == 15
+    assert Scaffold(tau=3, batch=5).gradient_count(7) == 15
+    assert Scaffold(tau=3, batch=5, variate="gradient").gradient_count(7) == 15 + 7
+    assert FedYogi(tau=3, batch=5).gradient_count(7) == 15
+    assert Ditto(tau=3, personal_steps=4, batch=5).gradient_count(7) == (3 + 4) * 5
+    assert APFL(tau=3, batch=5).gradient_count(7) == 2 * 15
     assert FedAvg(adapt_steps=4).adapt_count == 4
+    assert Ditto(personal_steps=4).adapt_count == 4
+    assert APFL(tau=4).adapt_count == 4
+    assert Scaffold().adapt_count == 0
     assert PFedMe(local_rounds=6).adapt_count == 6
     assert Local().adapt_count == 0
 
@@ -111,6 +151,25 @@ def test_counts_of_a_method_that_says_nothing() -> None:
 
     assert (Silent().step_count, Silent().adapt_count, Silent().gradient_count(7)) == (1, 1, 1)
     assert isinstance(Silent().step_count, int)
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "message"),
+    [
+        (FedProx, {"mu": -0.1}, "mu = -0.1: must be a number, at least 0"),
+        (Scaffold, {"variate": "last"}, "variate = 'last': must be"),
+        (Scaffold, {"server_lr": 0}, "server_lr = 0: must be a number greater than 0"),
+        (FedAvgM, {"momentum": 1.0}, "momentum = 1.0: must be a number from 0 to below 1"),
+        (FedAdam, {"beta_1": -0.1}, "beta_1 = -0.1: must be a number from 0 to below 1"),
+        (FedYogi, {"adaptivity": 0}, "adaptivity = 0: must be a number greater than 0"),
+        (Ditto, {"personal_steps": 0}, "personal_steps = 0: must be"),
+        (APFL, {"alpha": 1.5}, "alpha = 1.5: must be a number from 0 to 1"),
+    ],
+)
+def test_invalid_settings_of_methods(cls: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        cls(**settings)
+    assert message in str(caught.value)
 
 
 def test_names_of_methods_are_taken_once() -> None:

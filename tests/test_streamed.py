@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from perfed import (
+    APFL,
     MLP,
     Config,
     ConfigError,
@@ -81,8 +82,9 @@ def make(data: Federation, method: Any, **options: Any) -> Experiment:
             marks=pytest.mark.slow,
         ),
         pytest.param(Local(lr=0.05, tau=3, batch="full"), {}, marks=pytest.mark.slow),
+        pytest.param(APFL(lr=0.05, tau=3, batch=8), {}, marks=pytest.mark.slow),
     ],
-    ids=["fedavg", "per-fedavg", "pfedme", "local"],
+    ids=["fedavg", "per-fedavg", "pfedme", "local", "apfl"],
 )
 def test_as_if_all_were_in_memory(
     on_disk: Federation, method: Any, options: dict[str, Any]

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from perfed.core.task import Task
     from perfed.data import Federation, FederationWriter, load, store, synthetic
     from perfed.methods import (
+        APFL,
+        Ditto,
+        FedAdam,
         FedAvg,
+        FedAvgM,
+        FedProx,
+        FedYogi,
         Local,
         LocalUpdate,
         Method,
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
         PFedMe,
         Received,
         RoundContext,
+        Scaffold,
         method,
         register,
     )
@@ -71,8 +78,9 @@ _PLACES = {
     "core.task": ("Task",),
     "data": ("Federation", "FederationWriter", "load", "store", "synthetic"),
     "methods": (
-        "FedAvg", "Local", "LocalUpdate", "Method", "PFedMe", "PerFedAvg", "Received",
-        "RoundContext", "method", "register",
+        "APFL", "Ditto", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedYogi", "Local",
+        "LocalUpdate", "Method", "PFedMe", "PerFedAvg", "Received", "RoundContext", "Scaffold",
+        "method", "register",
     ),
     "methods.optimizers": ("SGD", "Adam", "AdamW", "Yogi"),
     "models": (
@@ -96,6 +104,7 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 _prepare()  # before JAX starts
 
 __all__ = [
+    "APFL",
     "CNN",
     "GRU",
     "LSTM",
@@ -112,11 +121,16 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataError",
+    "Ditto",
     "DivergedError",
     "Encode",
     "ErrorFeedback",
     "Experiment",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedProx",
+    "FedYogi",
     "Federation",
     "FederationWriter",
     "FieldError",
@@ -140,6 +154,7 @@ __all__ = [
     "Result",
     "RoundContext",
     "Run",
+    "Scaffold",
     "Sequential",
     "Sign",
     "Streamed",

@@ -20,7 +20,7 @@ from perfed.methods.steps import local_sgd
 
 
 @final
-@method("fedadam")
+@method("outside-fedadam")
 class FedAdam(Method):
     """FedAdam, Algorithm 2; with bias correction, as optax has it.
 

@@ -19,7 +19,7 @@ from perfed.methods.steps import take_steps
 
 
 @final
-@method("scaffold")
+@method("outside-scaffold")
 class Scaffold(Method):
     """SCAFFOLD, Algorithm 1, option II.
 

@@ -39,9 +39,14 @@ def sgd_step(params: Params, lr: float | Array, grad: Params) -> Params:
     return jax.tree.map(lambda p, g: (p - lr * g).astype(p.dtype), params, grad)
 
 
+def tree_vdot(a: Params, b: Params) -> Scalar:
+    """The inner product of all entries together."""
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
+
+
 def squared_norm(tree: Params) -> Scalar:
     """The squared Euclidean norm of all entries together."""
-    return jnp.asarray(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+    return tree_vdot(tree, tree)
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:

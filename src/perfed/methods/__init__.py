@@ -1,5 +1,6 @@
 """Federated methods, one file each; found by name, those of other packages too."""
 
+from perfed.methods.apfl import APFL
 from perfed.methods.base import (
     ClientState,
     Extra,
@@ -10,17 +11,28 @@ from perfed.methods.base import (
     ServerState,
     method,
 )
+from perfed.methods.ditto import Ditto
 from perfed.methods.fedavg import FedAvg
+from perfed.methods.fedopt import FedAdam, FedAvgM, FedYogi
+from perfed.methods.fedprox import FedProx
 from perfed.methods.local import Local
 from perfed.methods.per_fedavg import PerFedAvg
 from perfed.methods.pfedme import PFedMe
 from perfed.methods.registry import find_method, method_names, register
-from perfed.methods.settings import Rate, Weight
+from perfed.methods.scaffold import Scaffold
+from perfed.methods.settings import Decay, Rate, Weight
 
 __all__ = [
+    "APFL",
     "ClientState",
+    "Decay",
+    "Ditto",
     "Extra",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedProx",
+    "FedYogi",
     "Local",
     "LocalUpdate",
     "Method",
@@ -29,6 +41,7 @@ __all__ = [
     "Rate",
     "Received",
     "RoundContext",
+    "Scaffold",
     "ServerState",
     "Weight",
     "find_method",

@@ -26,6 +26,7 @@ from perfed.methods.base import (
     method,
 )
 from perfed.methods.settings import Rate
+from perfed.methods.steps import proximal_gradient
 
 Solver = Literal["gd", "nesterov"]
 InnerStart = Literal["received", "local", "kept"]
@@ -123,10 +124,10 @@ class PFedMe(Method):
 
     def prox(self, objective: Objective, w_i: Params, start: Params, d: Batch) -> Params:
         """Line 7: approximately minimize h(theta) = f_i(theta; D) + (lam/2) |theta - w_i|^2."""
+        gradient = proximal_gradient(objective, self.lam, w_i)
 
         def grad_h(theta: Params) -> Params:
-            g = objective.grad(theta, d)
-            return jax.tree.map(lambda g, t, a: g + self.lam * (t - a), g, theta, w_i)
+            return gradient(theta, d)
 
         # For a convex f, h is lam-strongly convex; with inner_lr as 1/smoothness, this is the
         # momentum of Nesterov's method for that condition number.

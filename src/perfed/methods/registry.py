@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from perfed.core.errors import ConfigError, require
 from perfed.methods.base import Method
 
-# Where a package says which methods it brings: `fedprox = "their_package.fedprox:FedProx"`.
+# Where a package says which methods it brings: `mr-mtl = "their_package.mr_mtl:MRMTL"`.
 GROUP = "perfed.methods"
 
 _BUILT_IN = {
@@ -15,6 +15,13 @@ _BUILT_IN = {
     "per-fedavg": "perfed.methods.per_fedavg:PerFedAvg",
     "pfedme": "perfed.methods.pfedme:PFedMe",
     "local": "perfed.methods.local:Local",
+    "fedprox": "perfed.methods.fedprox:FedProx",
+    "scaffold": "perfed.methods.scaffold:Scaffold",
+    "fedavgm": "perfed.methods.fedopt:FedAvgM",
+    "fedadam": "perfed.methods.fedopt:FedAdam",
+    "fedyogi": "perfed.methods.fedopt:FedYogi",
+    "ditto": "perfed.methods.ditto:Ditto",
+    "apfl": "perfed.methods.apfl:APFL",
 }
 _REGISTERED: dict[str, type[Method]] = {}
 

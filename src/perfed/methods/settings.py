@@ -1,8 +1,9 @@
 """Settings of methods, optimizers and schedules: checked by their types, numbers are leaves.
 
 A class made by `settings_tree` is a frozen dataclass and a pytree. Its leaves are the settings
-annotated as `Rate` or `Weight`, which are only computed with: values that differ in nothing else
-have the same tree structure, and are one compiled program. All other settings are static.
+annotated as `Rate`, `Weight` or `Decay`, which are only computed with: values that differ in
+nothing else have the same tree structure, and are one compiled program. All other settings are
+static.
 """
 
 from collections.abc import Callable
@@ -32,13 +33,16 @@ class Leaf(NamedTuple):
 
     Attributes:
         zero: whether it may be 0.
+        below_one: whether it must be below 1.
     """
 
     zero: bool
+    below_one: bool = False
 
 
 Rate = Annotated[float, Leaf(zero=False)]  # a number greater than 0
 Weight = Annotated[float, Leaf(zero=True)]  # a number of at least 0
+Decay = Annotated[float, Leaf(zero=True, below_one=True)]  # a number from 0 to below 1
 
 _Class = TypeVar("_Class")
 _Check = Callable[[str, Any], None]
@@ -131,7 +135,7 @@ def _check_of(hint: Any) -> _Check | None:
 
 def _check_of_type(hint: Any, options: list[Any]) -> _Check | None:
     if (mark := _leaf_of(hint)) is not None:
-        return lambda field, value: _check_number(field, value, mark.zero)
+        return lambda field, value: _check_number(field, value, mark)
     if options == list(get_args(BatchSize)):
         return _check_batch_size
     if hint is int or options == [int]:
@@ -144,12 +148,15 @@ def _check_of_type(hint: Any, options: list[Any]) -> _Check | None:
     return None
 
 
-def _check_number(field: str, value: Any, zero: bool) -> None:
+def _check_number(field: str, value: Any, mark: Leaf) -> None:
     if isinstance(value, jax.Array):
         return  # computed: engines notice what is not finite
     real = isinstance(value, Real) and not isinstance(value, bool)
-    valid = real and (0 < float(value) < float("inf") or (zero and float(value) == 0))
-    allowed = "must be a number, at least 0" if zero else "must be a number greater than 0"
+    end = 1.0 if mark.below_one else float("inf")
+    valid = real and (0 < float(value) < end or (mark.zero and float(value) == 0))
+    allowed = "must be a number, at least 0" if mark.zero else "must be a number greater than 0"
+    if mark.below_one:
+        allowed = "must be a number from 0 to below 1"
     require(bool(valid), field, value, allowed)
 
 

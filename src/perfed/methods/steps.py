@@ -65,3 +65,16 @@ def local_sgd(
 
     start = (params, optimizer.init(params))
     return take_steps(step, start, objective.batches(key, steps, batch), steps)[0][0]
+
+
+def proximal_gradient(
+    objective: Objective, weight: float | Array, anchor: Params
+) -> Callable[[Params, Batch], Params]:
+    """The gradient of f_i(w; D) + (weight/2) |w - anchor|^2."""
+
+    def gradient(w: Params, d: Batch) -> Params:
+        return jax.tree.map(
+            lambda g, own, held: g + weight * (own - held), objective.grad(w, d), w, anchor
+        )
+
+    return gradient
