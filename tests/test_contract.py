@@ -32,7 +32,7 @@ METHODS = [
 SETTINGS: dict[str, dict[str, Any]] = {
     "scaffold": {"lr": 0.05, "server_lr": 0.9, "tau": 3, "batch": 5},
     "fedadam": {"lr": 0.05, "server_lr": 0.02, "tau": 3, "batch": 5},
-    "fedrep": {"lr": 0.05, "head_steps": 2, "tau": 3, "batch": 5, "head": "1"},
+    "outside-fedrep": {"lr": 0.05, "head_steps": 2, "tau": 3, "batch": 5, "head": "1"},
 }
 CODEC_SETTINGS: dict[str, Codec] = {
     "low-precision": LowPrecision(7),
@@ -75,7 +75,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_each_is_a_short_file(method: Any) -> None:
-    path = Path(__file__).parent / "outside" / f"{method.name}.py"
+    path = Path(__file__).parent / "outside" / f"{method.name.removeprefix('outside-')}.py"
     assert len(path.read_text().splitlines()) < 120
 
 
@@ -84,12 +84,12 @@ def test_shared_leaves_alone_are_sent(data: Any, method: Any) -> None:
     """In float32: a header of 7 bytes and 4 for each entry; SCAFFOLD's variates go beside."""
     engine = Sequential(make(data, method))
     state, traffic = engine.run(engine.init(), 2)
-    shared = BODY if method.name == "fedrep" else BODY + HEAD
+    shared = BODY if method.name == "outside-fedrep" else BODY + HEAD
     messages = 2 if method.name == "scaffold" else 1
     np.testing.assert_array_equal(traffic.uplink, (7 + 4 * shared) * messages)
     np.testing.assert_array_equal(traffic.downlink, (7 + 4 * shared) * messages)
     at_server = jax.tree.leaves((state.params, state.server_state))
-    entries = {"scaffold": 2 * shared, "fedadam": 3 * shared + 1, "fedrep": shared}
+    entries = {"scaffold": 2 * shared, "fedadam": 3 * shared + 1, "outside-fedrep": shared}
     assert sum(leaf.size for leaf in at_server) == entries[method.name]
 
 
@@ -142,7 +142,7 @@ def test_scaffold_keeps_the_mean_of_its_variates(data: Any) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_entry_points_are_found_by_name() -> None:
-    assert {"scaffold", "fedadam", "fedrep"} <= set(method_names())
+    assert {"scaffold", "fedadam", "outside-fedrep"} <= set(method_names())
     assert find_method("scaffold") is Scaffold
     config = Config.checked(
         {
@@ -166,7 +166,7 @@ clients = 4
 name = "mlp"
 hidden = [4]
 [method]
-name = "fedrep"
+name = "outside-fedrep"
 tau = 1
 head_steps = 1
 head = "1"

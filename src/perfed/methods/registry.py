@@ -15,6 +15,12 @@ _BUILT_IN = {
     "per-fedavg": "perfed.methods.per_fedavg:PerFedAvg",
     "pfedme": "perfed.methods.pfedme:PFedMe",
     "local": "perfed.methods.local:Local",
+    "fedper": "perfed.methods.fedper:FedPer",
+    "fedrep": "perfed.methods.fedrep:FedRep",
+    "fedbabu": "perfed.methods.fedbabu:FedBABU",
+    "lg-fedavg": "perfed.methods.lg_fedavg:LGFedAvg",
+    "fedrod": "perfed.methods.fedrod:FedRoD",
+    "fedala": "perfed.methods.fedala:FedALA",
 }
 _REGISTERED: dict[str, type[Method]] = {}
 
