@@ -19,6 +19,7 @@ METHODS = {
     "fedavg": 'name = "fedavg"\nlr = 0.2\ntau = 5\nalpha = 0.5',
     "per-fedavg": 'name = "per-fedavg"\nalpha = 0.5\nbeta = 0.2\ntau = 5\nbatch = 20',
     "pfedme": 'name = "pfedme"\nlam = 2.0\neta = 0.1\ninner_lr = 0.2\nlocal_rounds = 10',
+    "fedrod": 'name = "fedrod"\nlr = 0.2\ntau = 5',
 }
 
 

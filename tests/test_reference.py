@@ -68,33 +68,36 @@ class Batches:
     """The positions that the package draws for a client in a round, for the reference to use."""
 
     def __init__(self, experiment: Experiment, client: int, key: Any) -> None:
+        self._experiment, self._client, self._key = experiment, client, key
         self._objective = experiment.objective(experiment.device_data().train, client)
-        self._key = key
+        self._known: dict[Any, Any] = {}
+
+    def part(self, i: int, of: int) -> "Batches":
+        """One of several independent kinds of draws."""
+        if (i, of) not in self._known:
+            key = jax.random.split(self._key, of)[i]
+            self._known[i, of] = Batches(self._experiment, self._client, key)
+        found: Batches = self._known[i, of]
+        return found
 
     def _positions(self, key: Any, shape: Any, size: Any) -> Any:
         position = self._objective.batches(key, shape, size).position
         return None if position is None else np.asarray(position)
 
-    def split(self, count: int = 2) -> list["Batches"]:
-        """Draws by keys that are split off."""
-        found = []
-        for key in jax.random.split(self._key, count):
-            own = object.__new__(Batches)
-            own._objective, own._key = self._objective, key
-            found.append(own)
-        return found
+    def __call__(self, what: str, steps: int, size: Any) -> list[Any]:
+        if (what, steps, size) not in self._known:
+            self._known[what, steps, size] = self._positions(self._key, steps, size)
+        found = self._known[what, steps, size]
+        return [None] * steps if found is None else list(found)
 
     def sample(self, fraction: float) -> tuple[np.ndarray, "Batches"]:
-        """A random part of the client's examples, and draws from it."""
+        """The positions of a random part of the client's examples, and batches of that part."""
         part_key, batch_key = jax.random.split(self._key)
-        own = object.__new__(Batches)
-        own._objective, own._key = self._objective.sample(part_key, fraction), batch_key
-        whole, size = self._objective.examples.size, int(own._objective.examples.size)
-        return np.asarray(permuted(part_key, jnp.arange(size), whole)), own
-
-    def __call__(self, what: str, steps: int, size: Any) -> list[Any]:
-        found = self._positions(self._key, steps, size)
-        return [None] * steps if found is None else list(found)
+        within = Batches(self._experiment, self._client, batch_key)
+        within._objective = self._objective.sample(part_key, fraction)
+        size = int(within._objective.examples.size)
+        whole = self._objective.examples.size
+        return np.asarray(permuted(part_key, jnp.arange(size), whole)), within
 
     def three(self, s: Any) -> list[Any]:
         """D and D'' for each step and adaptation step, D' for each step."""

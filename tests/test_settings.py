@@ -11,7 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfed import FedAvg, Local, Method, PerFedAvg, PFedMe, method, register
+from perfed import (
+    FedALA,
+    FedAvg,
+    FedBABU,
+    FedPer,
+    FedRep,
+    FedRoD,
+    LGFedAvg,
+    Local,
+    Method,
+    PerFedAvg,
+    PFedMe,
+    method,
+    register,
+)
 from perfed.core.errors import FieldError
 from perfed.evaluation.metrics import mean_defined, named_scores, score_names, score_order
 from perfed.methods.base import batch_examples
@@ -31,6 +45,16 @@ DEFAULTS: dict[Callable[[], Any], str] = {
     "adapt_batch='full', send_iterate=False)",
     PFedMe: "PFedMe(lam=15.0, eta=0.01, local_rounds=20, inner_solver='gd', inner_steps=5, "
     "inner_lr=0.01, nu=None, inner_start='received', beta=1.0, batch=20)",
+    FedPer: f"FedPer(lr=0.02, tau=10, batch=20, head='head', optimizer={PLAIN}, "
+    "schedule=Constant())",
+    LGFedAvg: f"LGFedAvg(lr=0.02, tau=10, batch=20, head='head', optimizer={PLAIN}, "
+    "schedule=Constant())",
+    FedRep: "FedRep(lr=0.02, head_steps=10, body_steps=1, batch=20, head='head')",
+    FedBABU: "FedBABU(lr=0.02, tau=10, batch=20, head='head', schedule=Constant(), "
+    "adapt_part='all', alpha=None, adapt_steps=10, adapt_batch=20)",
+    FedRoD: "FedRoD(lr=0.02, head_lr=None, tau=10, batch=20, head='head')",
+    FedALA: "FedALA(lr=0.02, tau=10, batch=20, head='head', weight_lr=1.0, fraction=0.8, "
+    "weight_batch='full', weight_steps=1, first_weight_steps=50, threshold=0.1)",
     SGD: PLAIN,
     Adam: "Adam(b1=0.9, b2=0.999, eps=1e-08)",
     AdamW: "AdamW(b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0001)",
@@ -46,6 +70,12 @@ DECLARED: dict[type[Method], tuple[bool, tuple[str, ...], str, str, str]] = {
     Local: (False, ("lr",), "tau", "", ""),
     PerFedAvg: (True, ("beta",), "tau", "alpha", "adapt_steps"),
     PFedMe: (True, (), "local_rounds", "", "local_rounds"),
+    FedPer: (False, ("lr",), "tau", "", ""),
+    LGFedAvg: (False, ("lr",), "tau", "", ""),
+    FedRep: (False, ("lr",), "head_steps", "", ""),
+    FedBABU: (False, ("lr",), "tau", "alpha", "adapt_steps"),
+    FedRoD: (True, ("lr",), "tau", "", ""),
+    FedALA: (True, ("lr",), "tau", "", ""),
 }
 
 CODED = {
@@ -97,6 +127,14 @@ def test_counts() -> None:
     assert PerFedAvg("fo", tau=3, **steps).gradient_count(7) == 3 * (2 * 5 + 3)
     assert PerFedAvg("hf", tau=3, **steps).gradient_count(7) == 3 * (2 * (5 + 8) + 3)
     assert PFedMe(local_rounds=2, inner_steps=3, batch=5).gradient_count(7) == 30
+    assert FedRep(head_steps=3, body_steps=2, batch=5).gradient_count(7) == 25
+    assert FedRoD(tau=3, batch=5).gradient_count(7) == 30
+    ala: dict[str, Any] = {"tau": 3, "batch": 5, "fraction": 0.5, "weight_steps": 2}
+    assert FedALA(**ala).gradient_count(7) == 3 * 5 + 2 * 4
+    assert FedALA(**ala, weight_batch=3).gradient_count(7) == 3 * 5 + 2 * 3
+    assert FedRep(head_steps=3, body_steps=2).step_count == 5
+    assert FedBABU(adapt_steps=4).adapt_count == 4
+    assert (FedRoD().adapt_count, FedALA(weight_steps=3).adapt_count) == (0, 3)
     assert FedAvg(adapt_steps=4).adapt_count == 4
     assert PFedMe(local_rounds=6).adapt_count == 6
     assert Local().adapt_count == 0

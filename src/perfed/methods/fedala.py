@@ -125,6 +125,11 @@ class FedALA(Method):
         weights = self.weight_steps * batch_examples(self.weight_batch, part)
         return self.tau * batch_examples(self.batch, size) + weights
 
+    @property
+    def adapt_count(self) -> int:
+        """Those on the weights."""
+        return self.weight_steps
+
     def _aggregate(
         self, objective: Objective, theta: Params, state: ALAState, key: Array
     ) -> ALAState:

@@ -123,6 +123,11 @@ class FedRoD(Method):
         """Two per step and example."""
         return 2 * self.tau * batch_examples(self.batch, size)
 
+    @property
+    def adapt_count(self) -> int:
+        """None: P is trained in local updates."""
+        return 0
+
     def _split(self, params: Params) -> tuple[Params, Params]:
         """The head, and the body."""
         return split(params, lambda path: is_any_named(path, self.head))

@@ -190,7 +190,8 @@ def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKey
 def _begins_with_update(method: Method, shared: tuple[bool, ...], params: Params) -> bool:
     """Whether a client must have made a local update before it can personalize."""
     keeps = jax.eval_shape(method.init_client_state, params) is not None
-    return not all(shared) or (keeps and not method.adapt_work)
+    personalizes = type(method).personalize is not Method.personalize
+    return not all(shared) or (keeps and personalizes and not method.adapt_work)
 
 
 def _with_steps(
