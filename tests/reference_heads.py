@@ -114,7 +114,10 @@ def fedrod(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any, wrong: st
 
 
 def fedrod_personal(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Vector:
-    return w + kept
+    model = w + kept
+    if s.adapt_steps is None:
+        return model
+    return descend(f, model, draw("steps", s.adapt_steps, s.batch), s.head_lr, is_head(f))
 
 
 def loss(f: Client, w: Vector, batch: Any) -> float:

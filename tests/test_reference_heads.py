@@ -140,16 +140,24 @@ def test_a_mistake_is_noticed(name: str, wrong: str) -> None:
         assert difference(run(name, Sequential), *expected(name, wrong)) > 1e-4
 
 
-@pytest.mark.parametrize("part", ["body", "head"])
-def test_fine_tuning_of_a_part(part: Any) -> None:
-    """FedBABU's ablations."""
+ADAPTED = [
+    ("fedbabu", {"adapt_part": "body"}),
+    ("fedbabu", {"adapt_part": "head"}),
+    ("fedrod", {"adapt_steps": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), ADAPTED)
+def test_fine_tuning_of_a_part(name: str, settings: Any) -> None:
+    """FedBABU's ablations, and FedRoD's personal head with all else held fixed."""
     with jax.enable_x64(True):
-        found, (w, _) = run("fedbabu", Sequential), expected("fedbabu")
-        method = replace(CASES["fedbabu"], adapt_part=part)
+        found, (w, kept) = run(name, Sequential), expected(name)
+        client, method = found.clients[4], replace(CASES[name], head=HEAD, **settings)
+        state = jax.tree.map(lambda leaf: leaf[4], found.state.clients.state)
         objective = found.experiment.objective(found.experiment.device_data().train, 4)
-        draw = found.draws(ROUNDS, 4)
         key = fold(SEED, Purpose.LOCAL, ROUNDS, 4)
-        received = Received([jnp.asarray(leaf) for leaf in found.clients[4].parts(w)])
-        own = method.personalize(objective, received, None, found.experiment.context(8, key))
-        wanted = reference_heads.fedbabu_personal(found.clients[4], w, None, ROUNDS, draw, method)
-        assert gap(own, found.clients[4].parts(wanted)) < 1e-10
+        received = Received([jnp.asarray(leaf) for leaf in client.parts(w)])
+        own = method.personalize(objective, received, state, found.experiment.context(8, key))
+        draw, personalize = found.draws(ROUNDS, 4), reference_heads.METHODS[name][1]
+        wanted = personalize(client, w, kept[4], ROUNDS, draw, method)
+        assert gap(own, client.parts(wanted)) < 1e-10

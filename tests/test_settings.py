@@ -52,7 +52,7 @@ DEFAULTS: dict[Callable[[], Any], str] = {
     FedRep: "FedRep(lr=0.02, head_steps=10, body_steps=1, batch=20, head='head')",
     FedBABU: "FedBABU(lr=0.02, tau=10, batch=20, head='head', schedule=Constant(), "
     "adapt_part='all', alpha=None, adapt_steps=10, adapt_batch=20)",
-    FedRoD: "FedRoD(lr=0.02, head_lr=None, tau=10, batch=20, head='head')",
+    FedRoD: "FedRoD(lr=0.02, head_lr=None, tau=10, batch=20, head='head', adapt_steps=None)",
     FedALA: "FedALA(lr=0.02, tau=10, batch=20, head='head', weight_lr=1.0, fraction=0.8, "
     "weight_batch='full', weight_steps=1, first_weight_steps=50, threshold=0.1)",
     SGD: PLAIN,
@@ -74,7 +74,7 @@ DECLARED: dict[type[Method], tuple[bool, tuple[str, ...], str, str, str]] = {
     LGFedAvg: (False, ("lr",), "tau", "", ""),
     FedRep: (False, ("lr",), "head_steps", "", ""),
     FedBABU: (False, ("lr",), "tau", "alpha", "adapt_steps"),
-    FedRoD: (True, ("lr",), "tau", "", ""),
+    FedRoD: (True, ("lr",), "tau", "head_lr", "adapt_steps"),
     FedALA: (True, ("lr",), "tau", "", ""),
 }
 
@@ -134,7 +134,8 @@ def test_counts() -> None:
     assert FedALA(**ala, weight_batch=3).gradient_count(7) == 3 * 5 + 2 * 3
     assert FedRep(head_steps=3, body_steps=2).step_count == 5
     assert FedBABU(adapt_steps=4).adapt_count == 4
-    assert (FedRoD().adapt_count, FedALA(weight_steps=3).adapt_count) == (0, 3)
+    assert (FedRoD().adapt_count, FedRoD(adapt_steps=4).adapt_count) == (0, 4)
+    assert FedALA(weight_steps=3).adapt_count == 3
     assert FedAvg(adapt_steps=4).adapt_count == 4
     assert PFedMe(local_rounds=6).adapt_count == 6
     assert Local().adapt_count == 0

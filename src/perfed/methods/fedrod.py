@@ -10,9 +10,11 @@ the network's own form, and the gradient with respect to P is that with respect 
 G + P.
 """
 
+from functools import partial
 from typing import ClassVar, NamedTuple, final
 
 import jax
+from jaxtyping import Array
 
 from perfed.core.errors import FieldError, require
 from perfed.core.objective import Batch, BatchSize, Objective
@@ -36,9 +38,9 @@ from perfed.methods.base import (
     batch_examples,
     method,
 )
-from perfed.methods.heads import HEAD
+from perfed.methods.heads import HEAD, head_grad
 from perfed.methods.settings import Rate
-from perfed.methods.steps import take_steps
+from perfed.methods.steps import local_sgd, take_steps
 
 
 class _Heads(NamedTuple):
@@ -59,16 +61,21 @@ class FedRoD(Method):
         tau: steps per round, each on all three.
         batch: examples per step.
         head: the model's head, or names of parts of the model; a linear layer.
+        adapt_steps: further steps on the personal head alone, when a client personalizes; None:
+            none.
     """
 
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     local_steps: ClassVar[str] = "tau"
+    adapt_step_size: ClassVar[str] = "head_lr"
+    adapt_work: ClassVar[str] = "adapt_steps"
 
     lr: Rate = 0.02
     head_lr: Rate | None = None
     tau: int = 10
     batch: BatchSize = 20
     head: Patterns = HEAD
+    adapt_steps: int | None = None
 
     def check_task(self, task: Task, params: Params, classes: int | None) -> None:
         """Only classes can be balanced, and only in the cross-entropy."""
@@ -95,13 +102,12 @@ class FedRoD(Method):
     ) -> LocalUpdate:
         """Steps on both losses, on the same batches; only the balanced one reaches body and G."""
         balanced = objective.balanced(received.params)
-        head_lr = self.lr if self.head_lr is None else self.head_lr
 
         def step(at: _Heads, d: Batch) -> _Heads:
             # Both gradients are taken before either moves.
             generic = balanced.grad(at.w, d)
             personal = objective.grad(self._personal_model(*at), d)
-            p = sgd_step(at.p, head_lr, self._split(personal)[0])
+            p = sgd_step(at.p, self._head_lr, self._split(personal)[0])
             return _Heads(sgd_step(at.w, self.lr, generic), p)
 
         start = _Heads(received.params, client_state)
@@ -117,7 +123,19 @@ class FedRoD(Method):
         context: RoundContext,
     ) -> Params:
         """The received body with the head G + P."""
-        return self._personal_model(received.params, client_state)
+        model = self._personal_model(received.params, client_state)
+        if self.adapt_steps is None:
+            return model
+        gradient = partial(head_grad, objective, self.head)  # a step on P is one on G + P
+        return local_sgd(
+            objective,
+            model,
+            self._head_lr,
+            self.adapt_steps,
+            self.batch,
+            context.key,
+            gradient=gradient,
+        )
 
     def gradient_count(self, size: int) -> int:
         """Two per step and example."""
@@ -125,8 +143,12 @@ class FedRoD(Method):
 
     @property
     def adapt_count(self) -> int:
-        """None: P is trained in local updates."""
-        return 0
+        """The further steps."""
+        return self.adapt_steps or 0
+
+    @property
+    def _head_lr(self) -> float | Array:
+        return self.lr if self.head_lr is None else self.head_lr
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         """The head, and the body."""

@@ -191,7 +191,8 @@ def _begins_with_update(method: Method, shared: tuple[bool, ...], params: Params
     """Whether a client must have made a local update before it can personalize."""
     keeps = jax.eval_shape(method.init_client_state, params) is not None
     personalizes = type(method).personalize is not Method.personalize
-    return not all(shared) or (keeps and personalizes and not method.adapt_work)
+    adapts = bool(method.adapt_work) and method.adapt_count > 0
+    return not all(shared) or (keeps and personalizes and not adapts)
 
 
 def _with_steps(
