@@ -164,7 +164,8 @@ def fedala(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any, wrong: st
 
 
 def fedala_personal(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Vector:
-    return ala(f, w, kept, draw, s).theta
+    start = ala(f, w, kept, draw.part(0, 2), s).theta
+    return descend(f, start, draw.part(1, 2)("steps", s.adapt_steps or 0, s.batch), s.lr)
 
 
 def head_with(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any) -> Vector:

@@ -144,12 +144,13 @@ ADAPTED = [
     ("fedbabu", {"adapt_part": "body"}),
     ("fedbabu", {"adapt_part": "head"}),
     ("fedrod", {"adapt_steps": 3}),
+    ("fedala", {"adapt_steps": 3}),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings"), ADAPTED)
-def test_fine_tuning_of_a_part(name: str, settings: Any) -> None:
-    """FedBABU's ablations, and FedRoD's personal head with all else held fixed."""
+def test_fine_tuning(name: str, settings: Any) -> None:
+    """FedBABU's ablations; FedRoD's personal head with all else held fixed; FedALA's training."""
     with jax.enable_x64(True):
         found, (w, kept) = run(name, Sequential), expected(name)
         client, method = found.clients[4], replace(CASES[name], head=HEAD, **settings)

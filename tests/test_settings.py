@@ -54,7 +54,7 @@ DEFAULTS: dict[Callable[[], Any], str] = {
     "adapt_part='all', alpha=None, adapt_steps=10, adapt_batch=20)",
     FedRoD: "FedRoD(lr=0.02, head_lr=None, tau=10, batch=20, head='head', adapt_steps=None)",
     FedALA: "FedALA(lr=0.02, tau=10, batch=20, head='head', weight_lr=1.0, fraction=0.8, "
-    "weight_batch='full', weight_steps=1, first_weight_steps=50, threshold=0.1)",
+    "weight_batch='full', weight_steps=1, first_weight_steps=50, threshold=0.1, adapt_steps=None)",
     SGD: PLAIN,
     Adam: "Adam(b1=0.9, b2=0.999, eps=1e-08)",
     AdamW: "AdamW(b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0001)",
@@ -75,7 +75,7 @@ DECLARED: dict[type[Method], tuple[bool, tuple[str, ...], str, str, str]] = {
     FedRep: (False, ("lr",), "head_steps", "", ""),
     FedBABU: (False, ("lr",), "tau", "alpha", "adapt_steps"),
     FedRoD: (True, ("lr",), "tau", "head_lr", "adapt_steps"),
-    FedALA: (True, ("lr",), "tau", "", ""),
+    FedALA: (True, ("lr",), "tau", "", "adapt_steps"),
 }
 
 CODED = {
@@ -135,7 +135,7 @@ def test_counts() -> None:
     assert FedRep(head_steps=3, body_steps=2).step_count == 5
     assert FedBABU(adapt_steps=4).adapt_count == 4
     assert (FedRoD().adapt_count, FedRoD(adapt_steps=4).adapt_count) == (0, 4)
-    assert FedALA(weight_steps=3).adapt_count == 3
+    assert (FedALA().adapt_count, FedALA(adapt_steps=4).adapt_count) == (0, 4)
     assert FedAvg(adapt_steps=4).adapt_count == 4
     assert PFedMe(local_rounds=6).adapt_count == 6
     assert Local().adapt_count == 0

@@ -162,7 +162,7 @@ class Method(ABC):
     def adapt_count(self) -> int:
         """The steps of `personalize`; those of a local update if the method does not say."""
         if self.adapt_work:
-            return int(getattr(self, self.adapt_work))
+            return int(getattr(self, self.adapt_work) or 0)
         return 0 if type(self).personalize is Method.personalize else self.step_count
 
 

@@ -68,10 +68,12 @@ class FedALA(Method):
         first_weight_steps: at most so many the first time, where the weights are trained until the
             last 10 losses have a small standard deviation. The paper sets no limit.
         threshold: how small.
+        adapt_steps: further steps on the local model when a client personalizes; None: none.
     """
 
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
     local_steps: ClassVar[str] = "tau"
+    adapt_work: ClassVar[str] = "adapt_steps"
 
     lr: Rate = 0.02
     tau: int = 10
@@ -83,6 +85,7 @@ class FedALA(Method):
     weight_steps: int = 1
     first_weight_steps: int = 50
     threshold: Weight = 0.1
+    adapt_steps: int | None = None
 
     def check(self) -> None:
         """The part of the data is one."""
@@ -117,18 +120,17 @@ class FedALA(Method):
         context: RoundContext,
     ) -> Params:
         """The Theta_hat_i that the client's next round would begin with."""
-        return self._aggregate(objective, received.params, client_state, context.key)[0]
+        ala_key, train_key = jax.random.split(context.key)
+        theta_hat = self._aggregate(objective, received.params, client_state, ala_key).theta
+        if self.adapt_steps is None:
+            return theta_hat
+        return local_sgd(objective, theta_hat, self.lr, self.adapt_steps, self.batch, train_key)
 
     def gradient_count(self, size: int) -> int:
         """Those of training, and those of the weights as they are after the first time."""
         part = max(1, int(-(-float(self.fraction) * size // 1)))
         weights = self.weight_steps * batch_examples(self.weight_batch, part)
         return self.tau * batch_examples(self.batch, size) + weights
-
-    @property
-    def adapt_count(self) -> int:
-        """Those on the weights."""
-        return self.weight_steps
 
     def _aggregate(
         self, objective: Objective, theta: Params, state: ALAState, key: Array

@@ -142,11 +142,6 @@ class FedRoD(Method):
         return 2 * self.tau * batch_examples(self.batch, size)
 
     @property
-    def adapt_count(self) -> int:
-        """The further steps."""
-        return self.adapt_steps or 0
-
-    @property
     def _head_lr(self) -> float | Array:
         return self.lr if self.head_lr is None else self.head_lr
 
