@@ -25,6 +25,7 @@ from perfed import (
     FieldError,
     LGFedAvg,
     Sequential,
+    Streamed,
     Task,
     load,
     lora,
@@ -35,6 +36,7 @@ from perfed.core.trees import is_any_named, leaf_paths, path_name
 from perfed.data import FlatExamples
 from perfed.evaluation.evaluator import SimulationEvaluator
 from perfed.models import CNN, GRU, LSTM, LeNet, PFLlibCNN, ResNet18, Transformer
+from test_engines import assert_close
 
 HIDDEN = 16
 BODY, HEAD = 64 * HIDDEN + HIDDEN, HIDDEN * 10 + 10
@@ -124,7 +126,7 @@ def test_a_head_that_is_not_there_is_refused(data: Any, method: Any) -> None:
 
 @pytest.mark.parametrize("method", [FedPer, FedRep, FedBABU, LGFedAvg])
 def test_a_model_without_a_body_is_refused(data: Any, method: Any) -> None:
-    with pytest.raises(FieldError, match="is the whole model, and this method needs a body"):
+    with pytest.raises(FieldError, match="this method needs a body below the head"):
         make(data, method(), MLR(64, 10))
 
 
@@ -215,6 +217,19 @@ def test_fedbabu_never_moves_its_head(data: Any) -> None:
     personal: Any = state.clients.personal
     for name, leaf in setup.init_params()[1].items():
         np.testing.assert_array_equal(personal[1][name], np.stack([leaf] * data.clients))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [FedALA(**STEPS), FedRoD(**STEPS), FedRep(lr=0.2)])
+def test_clients_whose_states_are_in_a_file(data: Any, method: Any) -> None:
+    """Of every kind: personal leaves, a part of the model, and the model with a flag."""
+    setup = make(data, method)
+    plain, streamed = Sequential(setup), Streamed(setup)
+    expected, state = (engine.advance(engine.init(), 3) for engine in (plain, streamed))
+    assert_close(state.without_clients(), expected.without_clients())
+    scores = [SimulationEvaluator(e)(s).scores for e, s in ((plain, expected), (streamed, state))]
+    losses = [score["personalized"].loss for score in scores]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -125,6 +125,7 @@ def test_eight_rounds(name: str, engine_type: Any) -> None:
     with jax.enable_x64(True):
         found, (w, kept) = run(name, engine_type), expected(name)
         assert difference(found, w, kept) < 1e-10
+        assert any(len(np.unique(client.y)) < client.classes for client in found.clients)
         moved = np.abs(w - found.first)
         assert moved.max() > 0.05  # it went somewhere
         personalize = reference_heads.METHODS[CASES[name].name][1]

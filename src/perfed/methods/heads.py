@@ -57,12 +57,12 @@ def resolve_heads(method: _Method, head: tuple[str, ...] | None, params: Params)
 
 def require_body(head: Patterns, params: Params) -> None:
     """Raise unless some of the model is not its head."""
+    paths = leaf_paths(params)
     allowed = (
-        "is the whole model, and this method needs a body beside the head: take a model with "
-        "hidden layers, or name a part of this one"
+        "is the whole model, and this method needs a body below the head: take a model with "
+        f"hidden layers, or name a part of this one ({', '.join(map(path_name, paths))})"
     )
-    whole = all(is_any_named(path, head) for path in leaf_paths(params))
-    require(not whole, "head", head, allowed)
+    require(not all(is_any_named(path, head) for path in paths), "head", head, allowed)
 
 
 def head_grad(objective: Objective, head: Patterns, w: Params, d: Batch) -> Params:
