@@ -41,11 +41,12 @@ class Client:
         W, b, V, c = self.parts(w)
         return np.asarray(np.tanh(x @ W + b) @ V + c)
 
-    def grad(self, w: Vector, batch: Batch = None) -> Vector:
+    def grad(self, w: Vector, batch: Batch = None, offset: Any = 0.0) -> Vector:
+        """The gradient; an offset is added to the logits."""
         x, y = (self.x, self.y) if batch is None else (self.x[batch], self.y[batch])
         W, b, V, c = self.parts(w)
         h = np.tanh(x @ W + b)
-        z = h @ V + c
+        z = h @ V + c + offset
         p = np.exp(z - z.real.max(axis=1, keepdims=True))
         p = p / p.sum(axis=1, keepdims=True)
         dz = (p - np.eye(self.classes)[y]) / len(y)
@@ -155,10 +156,13 @@ def rounds(
     cohorts: Sequence[Sequence[int]],
     draws: Callable[[int, int], Any],
     by_size: bool,
+    update: Any = None,
+    first_kept: Any = None,
 ) -> tuple[Vector, list[Any]]:
     """All rounds: the global model, and what clients keep."""
-    kept: list[Any] = [w for _ in clients]  # those who never had a turn have the first model
-    update = METHODS[s.name][0]
+    # Those who never had a turn have the first model.
+    kept: list[Any] = [w if first_kept is None else first_kept for _ in clients]
+    update = update or METHODS[s.name][0]
     for k, cohort in enumerate(cohorts):
         deltas, weights = [], []
         for i in cohort:

@@ -21,6 +21,7 @@ METHODS = {
     "pfedme": 'name = "pfedme"\nlam = 2.0\neta = 0.1\ninner_lr = 0.2\nlocal_rounds = 10',
     "ditto": 'name = "ditto"\nlam = 0.1\nlr = 0.2\npersonal_lr = 0.2\ntau = 5',
     "apfl": 'name = "apfl"\nlr = 0.3\ntau = 10',
+    "fedrod": 'name = "fedrod"\nlr = 0.2\ntau = 5',
 }
 
 

@@ -32,7 +32,7 @@ METHODS = [
 SETTINGS: dict[str, dict[str, Any]] = {
     "outside-scaffold": {"lr": 0.05, "server_lr": 0.9, "tau": 3, "batch": 5},
     "outside-fedadam": {"lr": 0.05, "server_lr": 0.02, "tau": 3, "batch": 5},
-    "fedrep": {"lr": 0.05, "head_steps": 2, "tau": 3, "batch": 5, "head": "1"},
+    "outside-fedrep": {"lr": 0.05, "head_steps": 2, "tau": 3, "batch": 5, "head": "1"},
 }
 CODEC_SETTINGS: dict[str, Codec] = {
     "low-precision": LowPrecision(7),
@@ -84,7 +84,7 @@ def test_shared_leaves_alone_are_sent(data: Any, method: Any) -> None:
     """In float32: a header of 7 bytes and 4 for each entry; SCAFFOLD's variates go beside."""
     engine = Sequential(make(data, method))
     state, traffic = engine.run(engine.init(), 2)
-    shared = BODY if method.name == "fedrep" else BODY + HEAD
+    shared = BODY if method.name == "outside-fedrep" else BODY + HEAD
     messages = 2 if method.name == "outside-scaffold" else 1
     np.testing.assert_array_equal(traffic.uplink, (7 + 4 * shared) * messages)
     np.testing.assert_array_equal(traffic.downlink, (7 + 4 * shared) * messages)
@@ -92,7 +92,7 @@ def test_shared_leaves_alone_are_sent(data: Any, method: Any) -> None:
     entries = {
         "outside-scaffold": 2 * shared,
         "outside-fedadam": 3 * shared + 1,
-        "fedrep": shared,
+        "outside-fedrep": shared,
     }
     assert sum(leaf.size for leaf in at_server) == entries[method.name]
 
@@ -171,7 +171,7 @@ clients = 4
 name = "mlp"
 hidden = [4]
 [method]
-name = "fedrep"
+name = "outside-fedrep"
 tau = 1
 head_steps = 1
 head = "1"

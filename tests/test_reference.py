@@ -1,6 +1,7 @@
 """Twelve rounds of every method against NumPy in float64: what no redesign may move."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from perfed import (
     Task,
     Vectorized,
 )
-from perfed.core.random import Purpose, fold
+from perfed.core.random import Purpose, fold, permuted
 from perfed.evaluation.evaluator import SimulationEvaluator
 from perfed.methods.schedules import Harmonic, Polynomial
 
@@ -89,6 +90,15 @@ class Batches:
         found = self._known[what, steps, size]
         return [None] * steps if found is None else list(found)
 
+    def sample(self, fraction: float) -> tuple[np.ndarray, "Batches"]:
+        """The positions of a random part of the client's examples, and batches of that part."""
+        part_key, batch_key = jax.random.split(self._key)
+        within = Batches(self._experiment, self._client, batch_key)
+        within._objective = self._objective.sample(part_key, fraction)
+        size = int(within._objective.examples.size)
+        whole = self._objective.examples.size
+        return np.asarray(permuted(part_key, jnp.arange(size), whole)), within
+
     def three(self, s: Any) -> list[Any]:
         """D and D'' for each step and adaptation step, D' for each step."""
         found = []
@@ -128,43 +138,68 @@ CASES = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A run of the package in float64, with what a reference needs to do the same."""
+
+    experiment: Experiment
+    engine: Any
+    state: Any
+    first: np.ndarray
+    clients: list[reference.Client]
+    cohorts: list[list[int]]
+
+    def draws(self, k: int, i: int, purpose: Purpose = Purpose.LOCAL) -> Batches:
+        return Batches(self.experiment, i, fold(SEED, purpose, k, i))
+
+    def personal_model(self, i: int) -> np.ndarray:
+        return vector([leaf[i] for leaf in self.models])
+
+    @cached_property
+    def models(self) -> list[np.ndarray]:
+        return list(SimulationEvaluator(self.engine).personal_models(self.state))
+
+
+def vector(leaves: Any) -> np.ndarray:
+    """All entries, in the reference's order."""
+    return np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+
+def trained(method: Any, options: dict[str, Any], engine_type: Any, rounds: int) -> Trained:
+    """What the package makes of some rounds; to be called with x64 enabled."""
+    data = uneven()
+    experiment = Experiment(data, Task(Network(), l2=0.03), method, COHORT, SEED, **options)
+    engine = engine_type(experiment)
+    state, params = engine.init(), experiment.init_params()
+    assert params[0].dtype == np.float64
+    cohorts = [np.asarray(experiment.sample_cohort(k)).tolist() for k in range(rounds)]
+    assert len({tuple(cohort) for cohort in cohorts}) > 3
+    state, clients = engine.advance(state, rounds), references(data, 0.03)
+    return Trained(experiment, engine, state, vector(params), clients, cohorts)
+
+
 @pytest.mark.parametrize("engine_type", [Vectorized, Sequential])
 @pytest.mark.parametrize(("method", "options"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_twelve_rounds(method: Any, options: dict[str, Any], engine_type: Any) -> None:
     """Global model, what clients keep, and every personal model, to 1e-10."""
     with jax.enable_x64(True):
-        data = uneven()
-        experiment = Experiment(data, Task(Network(), l2=0.03), method, COHORT, SEED, **options)
-        engine = engine_type(experiment)
-        state, params = engine.init(), experiment.init_params()
-        assert params[0].dtype == np.float64
-        first = np.concatenate([np.ravel(leaf) for leaf in params])
-        clients = references(data, 0.03)
-        cohorts = [np.asarray(experiment.sample_cohort(k)).tolist() for k in range(ROUNDS)]
-        assert len({tuple(cohort) for cohort in cohorts}) > 3
-
-        def draws(k: int, i: int, purpose: Purpose = Purpose.LOCAL) -> Batches:
-            return Batches(experiment, i, fold(SEED, purpose, k, i))
-
+        run = trained(method, options, engine_type, ROUNDS)
+        state, first, clients = run.state, run.first, run.clients
         by_size = options.get("weighting") == "size"
-        w, kept = reference.rounds(clients, first, method, cohorts, draws, by_size)
-        state = engine.advance(state, ROUNDS)
+        w, kept = reference.rounds(clients, first, method, run.cohorts, run.draws, by_size)
         if method.name != "local":
-            found = np.concatenate([np.ravel(leaf) for leaf in state.params])
             assert np.abs(w - first).max() > 0.05  # it went somewhere
-            np.testing.assert_allclose(found, w, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(vector(state.params), w, rtol=0, atol=1e-10)
         records = state.clients.personal if method.name == "local" else state.clients.state
         if records is not None:
             for i, own in enumerate(kept):
-                mine = np.concatenate([np.ravel(leaf[i]) for leaf in records])
+                mine = vector([leaf[i] for leaf in records])
                 np.testing.assert_allclose(mine, own, rtol=0, atol=1e-10)
-        models = SimulationEvaluator(engine).personal_models(state)
         for i, client in enumerate(clients):
             own = reference.METHODS[method.name][1](
-                client, w, kept[i], ROUNDS, draws(ROUNDS, i, Purpose.PERSONALIZE), method
+                client, w, kept[i], ROUNDS, run.draws(ROUNDS, i, Purpose.PERSONALIZE), method
             )
-            mine = np.concatenate([np.ravel(leaf[i]) for leaf in models])
-            np.testing.assert_allclose(mine, own, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(run.personal_model(i), own, rtol=0, atol=1e-10)
 
 
 def test_the_reference_gradient_is_a_gradient() -> None:

@@ -15,10 +15,16 @@ from perfed import (
     APFL,
     Ditto,
     FedAdam,
+    FedALA,
     FedAvg,
     FedAvgM,
+    FedBABU,
+    FedPer,
     FedProx,
+    FedRep,
+    FedRoD,
     FedYogi,
+    LGFedAvg,
     Local,
     Method,
     PerFedAvg,
@@ -55,6 +61,16 @@ DEFAULTS: dict[Callable[[], Any], str] = {
     "adaptivity=0.001)",
     Ditto: "Ditto(lr=0.02, personal_lr=0.02, lam=1.0, tau=10, personal_steps=10, batch=20)",
     APFL: "APFL(lr=0.02, alpha=0.5, adaptive=True, tau=10, batch=20)",
+    FedPer: f"FedPer(lr=0.02, tau=10, batch=20, head='head', optimizer={PLAIN}, "
+    "schedule=Constant())",
+    LGFedAvg: f"LGFedAvg(lr=0.02, tau=10, batch=20, head='head', optimizer={PLAIN}, "
+    "schedule=Constant())",
+    FedRep: "FedRep(lr=0.02, head_steps=10, body_steps=1, batch=20, head='head')",
+    FedBABU: "FedBABU(lr=0.02, tau=10, batch=20, head='head', schedule=Constant(), "
+    "adapt_part='all', alpha=None, adapt_steps=10, adapt_batch=20)",
+    FedRoD: "FedRoD(lr=0.02, head_lr=None, tau=10, batch=20, head='head', adapt_steps=None)",
+    FedALA: "FedALA(lr=0.02, tau=10, batch=20, head='head', weight_lr=1.0, fraction=0.8, "
+    "weight_batch='full', weight_steps=1, first_weight_steps=50, threshold=0.1, adapt_steps=None)",
     SGD: PLAIN,
     Adam: "Adam(b1=0.9, b2=0.999, eps=1e-08)",
     AdamW: "AdamW(b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0001)",
@@ -77,6 +93,12 @@ DECLARED: dict[type[Method], tuple[bool, tuple[str, ...], str, str, str]] = {
     FedYogi: (True, ("lr",), "tau", "", ""),
     Ditto: (True, ("lr", "personal_lr"), "tau", "personal_lr", "personal_steps"),
     APFL: (True, ("lr",), "tau", "", "tau"),
+    FedPer: (False, ("lr",), "tau", "", ""),
+    LGFedAvg: (False, ("lr",), "tau", "", ""),
+    FedRep: (False, ("lr",), "head_steps", "", ""),
+    FedBABU: (False, ("lr",), "tau", "alpha", "adapt_steps"),
+    FedRoD: (True, ("lr",), "tau", "head_lr", "adapt_steps"),
+    FedALA: (True, ("lr",), "tau", "", "adapt_steps"),
 }
 
 CODED = {
@@ -134,6 +156,15 @@ def test_counts() -> None:
     assert FedYogi(tau=3, batch=5).gradient_count(7) == 15
     assert Ditto(tau=3, personal_steps=4, batch=5).gradient_count(7) == (3 + 4) * 5
     assert APFL(tau=3, batch=5).gradient_count(7) == 2 * 15
+    assert FedRep(head_steps=3, body_steps=2, batch=5).gradient_count(7) == 25
+    assert FedRoD(tau=3, batch=5).gradient_count(7) == 30
+    ala: dict[str, Any] = {"tau": 3, "batch": 5, "fraction": 0.5, "weight_steps": 2}
+    assert FedALA(**ala).gradient_count(7) == 3 * 5 + 2 * 4
+    assert FedALA(**ala, weight_batch=3).gradient_count(7) == 3 * 5 + 2 * 3
+    assert FedRep(head_steps=3, body_steps=2).step_count == 5
+    assert FedBABU(adapt_steps=4).adapt_count == 4
+    assert (FedRoD().adapt_count, FedRoD(adapt_steps=4).adapt_count) == (0, 4)
+    assert (FedALA().adapt_count, FedALA(adapt_steps=4).adapt_count) == (0, 4)
     assert FedAvg(adapt_steps=4).adapt_count == 4
     assert Ditto(personal_steps=4).adapt_count == 4
     assert APFL(tau=4).adapt_count == 4

@@ -12,7 +12,7 @@ from perfed.methods.steps import local_sgd
 
 
 @final
-@method("fedrep")
+@method("outside-fedrep")
 class FedRep(Method):
     """FedRep, Algorithm 1: tau steps on the head, then on the representation, which is shared.
 

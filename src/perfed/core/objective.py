@@ -7,7 +7,7 @@ client's examples: that is the privacy boundary.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import jax
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     position: Int[Array, "*steps size"] | None
     key: PRNGKeyArray | None = None
 
-    def at(self, j: int) -> "Batch":
+    def at(self, j: IntLike) -> "Batch":
         """One of several."""
         batch: Batch = jax.tree.map(lambda leaf: leaf[j], self)
         return batch
@@ -77,18 +77,27 @@ class Examples:
     _start: IntLike
     size: IntLike
     _scaling: tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, ""]] | None = None
+    _sampled: tuple[PRNGKeyArray, IntLike] | None = None
 
     def rows(
         self, position: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, " b"]]:
         """The examples at these positions, 0..size-1."""
-        row = self._start + jnp.clip(position, 0, self.size - 1)
+        own = jnp.clip(position, 0, self.size - 1)
+        if self._sampled is not None:
+            own = permuted(self._sampled[0], own, self._sampled[1])
+        row = self._start + own
         x = self._x[row]
         if self._scaling is not None:
             # Only what is taken is scaled: all the rest stays as small as it is stored.
             shift, scale, clip = self._scaling
             x = jnp.clip((x.astype(scale.dtype) - shift) * scale, -clip, clip)
         return x, self._y[row]
+
+    def sample(self, key: PRNGKeyArray, fraction: float | Array) -> "Examples":
+        """A random part of these examples: the first of them in a random order."""
+        size = jnp.clip(jnp.ceil(fraction * self.size).astype(int), 1, self.size)
+        return replace(self, size=size, _sampled=(key, self.size))
 
     @property
     def block(self) -> int:
@@ -108,6 +117,7 @@ class Objective:
         model_state: the model's running statistics, if it has any; None at its other leaves. The
             parameters w have them only where they are scored.
         frozen: leaves of the model that are not trained; None: the model's own, if it has any.
+        logit_offset: what is added to each class's logit before the loss; None: nothing.
     """
 
     task: Task
@@ -115,6 +125,7 @@ class Objective:
     sampling: Sampling = "replacement"
     model_state: Params | None = None
     frozen: Params | None = None
+    logit_offset: Float[Array, " classes"] | None = None
 
     def __post_init__(self) -> None:
         require_choice("sampling", self.sampling, get_args(Sampling))
@@ -189,6 +200,29 @@ class Objective:
         measure: Measure = self._mean(part, ALL)
         return measure
 
+    def class_frequencies(self, w: Params) -> Float[Array, " classes"]:
+        """How often each class is among the client's labels; w gives the number of classes."""
+
+        def part(x: Array, y: Array, use: Array, key: PRNGKeyArray | None) -> Array:
+            classes = jax.eval_shape(lambda: self._losses(w, x, y, key)[1]).shape[-1]
+            return (use[:, None] * jax.nn.one_hot(y, classes)).sum(0)
+
+        frequencies: Array = self._mean(part, ALL)
+        return frequencies
+
+    def balanced(self, w: Params) -> "Objective":
+        """The same with the balanced softmax loss (Ren et al., NeurIPS 2020).
+
+        The log of the client's own class frequencies is added to the logits in training, so that
+        the logits themselves are those of balanced classes. A class that the client does not have
+        gets no gradient.
+        """
+        return replace(self, logit_offset=jnp.log(self.class_frequencies(w)))
+
+    def sample(self, key: PRNGKeyArray, fraction: float | Array) -> "Objective":
+        """The same on a random part of the client's examples, at least one."""
+        return replace(self, examples=self.examples.sample(key, fraction))
+
     def renewed_state(
         self, w: Params, key: PRNGKeyArray, steps: int, size: BatchSize
     ) -> Params | None:
@@ -207,7 +241,8 @@ class Objective:
     def _losses(
         self, w: Params, x: Array, y: Array, key: PRNGKeyArray | None
     ) -> tuple[Array, Array]:
-        return self.task.example_losses(combine(w, self.model_state), x, y, key, self.frozen)
+        whole = combine(w, self.model_state)
+        return self.task.example_losses(whole, x, y, key, self.frozen, self.logit_offset)
 
     def _sum(
         self,

@@ -27,12 +27,13 @@ PRECISIONS: dict[str, str] = {
 class Model(Protocol):
     """Anything with `init` and `apply` is a model.
 
-    Three more things are found by name, where a model has them (`FunctionModel`):
+    Four more things are found by name, where a model has them:
 
     - `apply` may take a `key`. It gets one in training, as for dropout, and None in evaluation.
     - `is_state(path)` tells which leaves are running statistics, as of batch normalization.
       In training `apply` then returns the outputs and the parameters with these renewed.
     - `frozen` is a tree that is neither trained nor sent; `apply` takes it by that name.
+    - `head` names the leaves of its last layer, as `out`: what methods call the head.
     """
 
     def init(self, key: PRNGKeyArray) -> Params:
@@ -85,6 +86,15 @@ class Task:
         """What of the model is neither trained nor sent."""
         return getattr(self.model, "frozen", None)
 
+    @property
+    def head(self) -> tuple[str, ...] | None:
+        """The names of the leaves that are the model's head; None: the model does not say."""
+        head = getattr(self.model, "head", None)
+        if isinstance(head, str):
+            return (head,)
+        named = isinstance(head, tuple) and all(isinstance(name, str) for name in head)
+        return head if named else None
+
     def outputs(
         self,
         params: Params,
@@ -112,10 +122,16 @@ class Task:
         y: Shaped[Array, " b"],
         key: PRNGKeyArray | None = None,
         frozen: Params | None = None,
+        logit_offset: Float[Array, " classes"] | None = None,
     ) -> tuple[Float[Array, " b"], Float[Array, "b ..."]]:
-        """l(w; x_j, y_j) of each example, and the output that is scored."""
+        """l(w; x_j, y_j) of each example, and the output that is scored.
+
+        An offset is added to the output first; it is for the default loss.
+        """
         outputs = self.outputs(params, x, key, frozen)
         scored = self.scored(outputs)
+        if logit_offset is not None:
+            scored = scored + logit_offset
         if self.loss is not None:
             return self.loss(outputs, y), scored
         usual = cross_entropy if jnp.issubdtype(y.dtype, jnp.integer) else squared_error

@@ -12,6 +12,8 @@ Params: TypeAlias = Any  # a pytree of float arrays
 Scalar = Float[Array, ""]
 # The place of a leaf in its tree: keys, positions and names, as in `("layers", 0, "w")`.
 Path = tuple[Any, ...]
+# Which leaves: one pattern or several, as `is_named` reads them.
+Patterns: TypeAlias = str | tuple[str, ...]
 
 
 def tree_add(a: Params, b: Params) -> Params:
@@ -88,6 +90,17 @@ def is_named(name: str, pattern: str) -> bool:
     `head` stands for `head.w` and `head.b`, and `*.lora_B` for what is so called in any layer.
     """
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def is_any_named(path: Path, patterns: Patterns) -> bool:
+    """Whether the leaf at a place is named by one of the patterns."""
+    name = path_name(path)
+    return any(is_named(name, pattern) for pattern in as_tuple(patterns))
+
+
+def as_tuple(patterns: Patterns) -> tuple[str, ...]:
+    """All patterns."""
+    return (patterns,) if isinstance(patterns, str) else patterns
 
 
 def partition(tree: Params, chosen: Sequence[bool]) -> tuple[Params, Params]:

@@ -12,9 +12,15 @@ from perfed.methods.base import (
     method,
 )
 from perfed.methods.ditto import Ditto
+from perfed.methods.fedala import FedALA
 from perfed.methods.fedavg import FedAvg
+from perfed.methods.fedbabu import FedBABU
 from perfed.methods.fedopt import FedAdam, FedAvgM, FedYogi
+from perfed.methods.fedper import FedPer
 from perfed.methods.fedprox import FedProx
+from perfed.methods.fedrep import FedRep
+from perfed.methods.fedrod import FedRoD
+from perfed.methods.lg_fedavg import LGFedAvg
 from perfed.methods.local import Local
 from perfed.methods.per_fedavg import PerFedAvg
 from perfed.methods.pfedme import PFedMe
@@ -28,11 +34,17 @@ __all__ = [
     "Decay",
     "Ditto",
     "Extra",
+    "FedALA",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
+    "FedPer",
     "FedProx",
+    "FedRep",
+    "FedRoD",
     "FedYogi",
+    "LGFedAvg",
     "Local",
     "LocalUpdate",
     "Method",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_tran
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from perfed.core.objective import BatchSize, Objective
+from perfed.core.task import Task
 from perfed.core.trees import Params, Path, tree_add
 from perfed.methods.settings import check_settings, settings_tree
 
@@ -89,6 +90,15 @@ class Method(ABC):
     def check(self) -> None:  # noqa: B027
         """Raise `FieldError` for settings that are invalid together; types are checked already."""
 
+    def check_task(self, task: Task, params: Params, classes: int | None) -> None:  # noqa: B027
+        """Raise `FieldError` for a model or labels that the method is not for.
+
+        Args:
+            task: model and loss.
+            params: the shapes of the model's parameters.
+            classes: how many classes the labels are of; None: they are numbers.
+        """
+
     def is_shared(self, path: Path) -> bool:
         """Whether the leaf at this place is the server's too; if not, it never leaves a client."""
         return True
@@ -152,7 +162,7 @@ class Method(ABC):
     def adapt_count(self) -> int:
         """The steps of `personalize`; those of a local update if the method does not say."""
         if self.adapt_work:
-            return int(getattr(self, self.adapt_work))
+            return int(getattr(self, self.adapt_work) or 0)
         return 0 if type(self).personalize is Method.personalize else self.step_count
 
 

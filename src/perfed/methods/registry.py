@@ -22,6 +22,12 @@ _BUILT_IN = {
     "fedyogi": "perfed.methods.fedopt:FedYogi",
     "ditto": "perfed.methods.ditto:Ditto",
     "apfl": "perfed.methods.apfl:APFL",
+    "fedper": "perfed.methods.fedper:FedPer",
+    "fedrep": "perfed.methods.fedrep:FedRep",
+    "fedbabu": "perfed.methods.fedbabu:FedBABU",
+    "lg-fedavg": "perfed.methods.lg_fedavg:LGFedAvg",
+    "fedrod": "perfed.methods.fedrod:FedRoD",
+    "fedala": "perfed.methods.fedala:FedALA",
 }
 _REGISTERED: dict[str, type[Method]] = {}
 

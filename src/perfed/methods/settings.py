@@ -26,6 +26,7 @@ import jax
 
 from perfed.core.errors import require, require_choice, require_count
 from perfed.core.objective import BatchSize
+from perfed.core.trees import Patterns
 
 
 class Leaf(NamedTuple):
@@ -88,11 +89,21 @@ def check_settings(value: Any) -> None:
 
 def batch_settings(value: Any) -> dict[str, BatchSize | None]:
     """The settings that are sizes of batches."""
-    sizes = list(get_args(BatchSize))
+    return _settings_of_type(value, BatchSize)
+
+
+def pattern_settings(value: Any) -> dict[str, Patterns]:
+    """The settings that name leaves of the model."""
+    return _settings_of_type(value, Patterns)
+
+
+def _settings_of_type(value: Any, union: Any) -> dict[str, Any]:
+    """The settings of a type that is a union, or of that or None."""
+    options = list(get_args(union))
     return {
         name: getattr(value, name)
         for name, hint in get_type_hints(type(value), include_extras=True).items()
-        if [part for part in get_args(hint) if part is not type(None)] == sizes
+        if [part for part in get_args(hint) if part is not type(None)] == options
     }
 
 
@@ -138,6 +149,8 @@ def _check_of_type(hint: Any, options: list[Any]) -> _Check | None:
         return lambda field, value: _check_number(field, value, mark)
     if options == list(get_args(BatchSize)):
         return _check_batch_size
+    if options == list(get_args(Patterns)):
+        return _check_patterns
     if hint is int or options == [int]:
         return require_count
     if get_origin(hint) is Literal:
@@ -158,6 +171,12 @@ def _check_number(field: str, value: Any, mark: Leaf) -> None:
     if mark.below_one:
         allowed = "must be a number from 0 to below 1"
     require(bool(valid), field, value, allowed)
+
+
+def _check_patterns(field: str, value: Any) -> None:
+    names = value if isinstance(value, tuple) else (value,)
+    valid = bool(names) and all(isinstance(name, str) and name for name in names)
+    require(valid, field, value, "must be the name of a part of the model, or a tuple of names")
 
 
 def _check_batch_size(field: str, value: Any) -> None:

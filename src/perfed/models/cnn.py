@@ -1,7 +1,7 @@
 """A small convolutional network for images."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
@@ -28,6 +28,8 @@ class CNN:
         channels: the convolutions' outputs.
         hidden: the size of the dense layer.
     """
+
+    head: ClassVar[str] = "out"
 
     image: tuple[int, int, int]
     classes: int

@@ -1,7 +1,7 @@
 """A gated recurrent unit for texts."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ class GRU:
         hidden: the size of the unit's state.
         remat: compute a step's inside again for its gradient, instead of keeping it: less memory.
     """
+
+    head: ClassVar[str] = "out"
 
     symbols: int
     classes: int

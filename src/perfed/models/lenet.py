@@ -1,7 +1,7 @@
 """LeNet-5, as papers on federated learning have it."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
@@ -28,6 +28,8 @@ class LeNet:
         image: height, width and depth of an input.
         classes: how many outputs.
     """
+
+    head: ClassVar[str] = "out"
 
     image: tuple[int, int, int]
     classes: int

@@ -17,7 +17,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from perfed.core.errors import FieldError, require, require_count
 from perfed.core.rewriting import low_rank_sum
 from perfed.core.task import Model, Task
-from perfed.core.trees import Params, Path, is_named, leaf_paths, path_name
+from perfed.core.trees import Params, Path, is_any_named, leaf_paths, path_name
 
 Chosen = Callable[[Path], bool] | Sequence[str]
 
@@ -88,6 +88,11 @@ class LoRA:
     def is_random(self) -> bool:
         """Whether the model draws random numbers in training."""
         return Task(self.model).is_random
+
+    @property
+    def head(self) -> tuple[str, ...] | None:
+        """The model's head, with the adapters in it."""
+        return Task(self.model).head
 
     @property
     def freezes_a(self) -> bool:
@@ -260,4 +265,4 @@ def _matrices(
 def _chooses(chosen: Chosen, path: Path) -> bool:
     if callable(chosen):
         return bool(chosen(path))
-    return any(is_named(path_name(path), pattern) for pattern in chosen)
+    return is_any_named(path, tuple(chosen))

@@ -1,7 +1,7 @@
 """A long short-term memory for texts."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class LSTM:
         layers: how many layers there are.
         remat: compute a step's inside again for its gradient, instead of keeping it: less memory.
     """
+
+    head: ClassVar[str] = "out"
 
     symbols: int
     classes: int

@@ -1,7 +1,7 @@
 """Linear models and multilayer perceptrons."""
 
 from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import ClassVar, Literal, final, get_args
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
@@ -17,6 +17,8 @@ Activation = Literal["elu", "relu", "tanh", "gelu"]
 @dataclass(frozen=True)
 class MLR:
     """One linear layer: multinomial logistic regression, or linear regression with one output."""
+
+    head: ClassVar[str] = "*"  # all of it
 
     inputs: int
     classes: int
@@ -52,6 +54,11 @@ class MLP:
     def __post_init__(self) -> None:
         require(all(h >= 1 for h in self.hidden), "hidden", self.hidden, "sizes must be at least 1")
         require_choice("activation", self.activation, get_args(Activation))
+
+    @property
+    def head(self) -> str:
+        """The last layer's name."""
+        return str(len(self.hidden))
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Fresh parameters."""

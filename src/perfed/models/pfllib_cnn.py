@@ -1,7 +1,7 @@
 """The convolutional network of PFLlib, which many papers on personalized learning use."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
@@ -31,6 +31,8 @@ class PFLlibCNN:
         classes: how many outputs.
         hidden: the size of the dense layer.
     """
+
+    head: ClassVar[str] = "out"
 
     image: tuple[int, int, int]
     classes: int

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
@@ -37,6 +37,8 @@ class ResNet18:
         groups: how many groups the channels of a layer are normalized in.
         remat: compute a block's inside again for its gradient, instead of keeping it: less memory.
     """
+
+    head: ClassVar[str] = "out"
 
     image: tuple[int, int, int]
     classes: int

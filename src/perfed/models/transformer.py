@@ -1,7 +1,7 @@
 """A small transformer for texts."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ class Transformer:
         heads: how many heads attention has, which share the width.
         remat: compute a layer's inside again for its gradient, instead of keeping it: less memory.
     """
+
+    head: ClassVar[str] = "out"
 
     inputs: int
     symbols: int

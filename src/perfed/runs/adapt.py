@@ -19,6 +19,7 @@ from perfed.data.files import one_client
 from perfed.data.splits import MIN_EXAMPLES, hold_out_mask
 from perfed.evaluation.metrics import named_scores
 from perfed.methods import Method, Received, RoundContext
+from perfed.methods.heads import resolve_heads
 from perfed.runs.config import build_method, build_model
 from perfed.runs.factories import check_factories
 from perfed.runs.saved_model import SavedModel, Uses, read_model
@@ -100,8 +101,8 @@ def adapt(
         seed: of the rows that are held out, and of the batches.
     """
     uses = model.uses
-    method = build_method(uses.method, uses.rounds)
-    method = _with_steps(method, model.is_shared(method), steps)
+    method = resolve_heads(build_method(uses.method, uses.rounds), model.task.head, model.params)
+    method = _with_steps(method, model.is_shared(method), model.params, steps)
     require(0 < test_fraction < 1, "test_fraction", test_fraction, "must be between 0 and 1")
     require(0 <= seed < 2**31, "seed", seed, "must be between 0 and 2^31 - 1")
     if len(pool.y) < MIN_EXAMPLES:
@@ -155,8 +156,8 @@ def _objective(
 def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKeyArray) -> Params:
     """The model of a client that was not there, as its method makes it.
 
-    Where leaves are personal the client first trains its own by a local update, from the shared
-    ones.
+    Where leaves are personal, or the method personalizes by what a client keeps, the client first
+    makes these its own by a local update, from the shared leaves.
     """
     shared = model.is_shared(method)
     context = RoundContext(jnp.int32(model.uses.rounds), key, jax.random.fold_in(key, 1), 1, 1)
@@ -170,7 +171,7 @@ def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKey
         objective, before = own, received.params
         received = received._replace(params=weights_of(received.params))
         state = method.init_client_state(received.params)
-        if not all(shared):
+        if _begins_with_update(method, shared, model.params):
             update = method.local_update(objective, received, state, context)
             trained = with_state(objective, method, update.params, state_keys[0], method.step_count)
             common, _ = partition(before, shared)
@@ -186,14 +187,25 @@ def _personalize(method: Method, model: SavedModel, own: Objective, key: PRNGKey
     return jax.jit(personalize)(Received(model.params, model.extra))
 
 
-def _with_steps(method: Method, shared: tuple[bool, ...], steps: int | None) -> Method:
+def _begins_with_update(method: Method, shared: tuple[bool, ...], params: Params) -> bool:
+    """Whether a client must have made a local update before it can personalize."""
+    keeps = jax.eval_shape(method.init_client_state, params) is not None
+    personalizes = type(method).personalize is not Method.personalize
+    adapts = bool(method.adapt_work) and method.adapt_count > 0
+    return not all(shared) or (keeps and personalizes and not adapts)
+
+
+def _with_steps(
+    method: Method, shared: tuple[bool, ...], params: Params, steps: int | None
+) -> Method:
     """The method with so many steps on the client's own data."""
     if not any(shared):
         raise DataError(f"{method.name} learns no common model, so there is nothing to adapt")
     if steps is None:
         return method
     require_count("steps", steps)
-    field = method.adapt_work or ("" if all(shared) else method.local_steps)
+    begins = _begins_with_update(method, shared, params)
+    field = method.adapt_work or (method.local_steps if begins else "")
     if not field:
         raise DataError(
             f"steps: {method.name} does not adapt its model to a client; leave --steps out"

@@ -19,16 +19,16 @@ from perfed.core.trees import (
     Params,
     Path,
     combine,
-    is_named,
+    is_any_named,
     leaf_paths,
     partition,
-    path_name,
     split,
 )
 from perfed.data import Federation, FlatExamples
 from perfed.data.scaling import client_row
 from perfed.methods import ClientState, Method, Received, RoundContext, ServerState
 from perfed.methods.base import batch_examples
+from perfed.methods.heads import resolve_heads, resolve_patterns
 from perfed.methods.settings import batch_settings
 from perfed.pipeline import Pipeline
 from perfed.pipeline.codecs import Codec, Float32, RandomK, TopK
@@ -144,7 +144,8 @@ class Experiment:
         pipeline: what happens to clients' deltas on their way.
         downlink: how the server's model is written, the same for the whole cohort.
         personal: leaves that stay with their clients, whatever the method, by name or by the start
-            of it: `head` stands for `head.w` and `head.b`, `*.lora_B` for those of all layers.
+            of it: `out` stands for `out.w` and `out.b`, `*.lora_B` for those of all layers, and
+            `head` for the model's last layer.
         batch_norm: what clients share of layers that keep running statistics, as batch
             normalization does: all (`shared`), nothing (`personal`, which is FedBN), or all but the
             statistics (`personal-statistics`).
@@ -188,11 +189,13 @@ class Experiment:
         allowed = "must write all of a model: cohorts change every round"
         whole = not isinstance(self.downlink, TopK | RandomK)
         require(whole, "downlink", self.downlink, allowed)
-        names = [path_name(path) for path in leaf_paths(self.model_shape)]
-        for pattern in self.personal:
-            known = any(is_named(name, pattern) for name in names)
-            allowed = f"names no leaf of the model; they are {', '.join(names)}"
-            require(known, "personal", pattern, allowed)
+        # From here on, settings name leaves as this model has them.
+        head, shape = self.task.head, self.model_shape
+        personal = resolve_patterns("personal", self.personal, head, shape)
+        object.__setattr__(self, "personal", personal)
+        object.__setattr__(self, "method", resolve_heads(self.method, head, shape))
+        classes = None if self.federation.labels is None else self.federation.outputs
+        self.method.check_task(self.task, shape, classes)
 
     # Runs that are computed together
 
@@ -408,9 +411,7 @@ def shared_leaves(
         whole = {path for path in paths if path[:-1] in layers}
         kept = statistics if batch_norm == "personal-statistics" else whole
     return tuple(
-        method.is_shared(path)
-        and path not in kept
-        and not any(is_named(path_name(path), p) for p in personal)
+        method.is_shared(path) and path not in kept and not is_any_named(path, personal)
         for path in paths
     )
 
