@@ -74,7 +74,7 @@ class Ditto(Method):
         client_state: ClientState,
         context: RoundContext,
     ) -> LocalUpdate:
-        """Lines 5 to 7: w_k from w^t, which is sent; v_k from where it was, which is kept."""
+        """UPDATE_GLOBAL, whose w_k is sent; then v_k from where it was, which is kept."""
         w, (v, rounds) = received.params, client_state
         global_key, personal_key = jax.random.split(context.key)
         w_k = local_sgd(objective, w, self.lr, self.tau, self.batch, global_key)
@@ -103,7 +103,7 @@ class Ditto(Method):
     def _personal_steps(
         self, objective: Objective, v: Params, w: Params, key: PRNGKeyArray
     ) -> Params:
-        """Line 6: s steps v <- v - eta (grad F_k(v; D) + lam (v - w^t)), w^t as received."""
+        """S steps v <- v - eta (grad F_k(v; D) + lam (v - w^t)) on h_k(v; w^t), w^t as received."""
         return local_sgd(
             objective,
             v,

@@ -38,7 +38,7 @@ class FedProx(Method):
         client_state: ClientState,
         context: RoundContext,
     ) -> LocalUpdate:
-        """Line 4: tau steps w <- w - lr (grad F_k(w; D) + mu (w - w^t)), from w^t."""
+        """Tau steps w <- w - lr (grad F_k(w; D) + mu (w - w^t)), from w^t."""
         gradient = proximal_gradient(objective, self.mu, received.params)
         w = local_sgd(
             objective,
