@@ -78,6 +78,11 @@ def fedbabu(f: Client, w: Vector, kept: Any, k: int, draw: Any, s: Any, wrong: s
         return fedper(f, w, kept, k, draw, s)
     if wrong == "the head is trained and sent":
         return fedper(f, w, kept, k, draw, s, "the head is averaged")
+    if wrong == "each client has a head of its own":
+        other = np.random.default_rng(f.size).normal(size=len(w))
+        own = joined(is_head(f), other, w)
+        own = descend(f, own, draw("steps", s.tau, s.batch), s.lr, ~is_head(f))
+        return joined(is_head(f), w, own), w
     own = descend(f, w, draw("steps", s.tau, s.batch), s.lr, ~is_head(f))
     return own, own
 

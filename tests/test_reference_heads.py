@@ -46,7 +46,11 @@ MISTAKES = {
         "the same batches for both",
         "the body first",
     ],
-    "fedbabu": ["the head is trained", "the head is trained and sent"],
+    "fedbabu": [
+        "the head is trained",
+        "the head is trained and sent",
+        "each client has a head of its own",
+    ],
     "lg-fedavg": ["shares the representation", "the shared part is not trained"],
     "fedrod": [
         "the personal loss reaches the body",
