@@ -21,8 +21,10 @@ PAGES = sorted(
 def test_a_page_has_all_settings(page: Path) -> None:
     made: Any = find_method(page.stem)()
     rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| .+ \|$", page.read_text(), re.MULTILINE)
-    shown = {field.name: getattr(made, field.name) for field in fields(made)}
-    assert {name: json.loads(default) for name, default in rows} == shown
+    values = {field.name: getattr(made, field.name) for field in fields(made)}
+    shown = {name: getattr(value, "name", value) for name, value in values.items()}
+    found = {name: None if text == "none" else json.loads(text) for name, text in rows}
+    assert found == shown
     assert f"({page.name})" in (page.parent / "README.md").read_text()
 
 
