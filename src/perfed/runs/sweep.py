@@ -158,15 +158,17 @@ class Sweep:
                 # The headline, accuracy or R2, is better when larger.
                 chosen.append(max(good, key=lambda o: o.mean).point)
         tested = self._outcomes(chosen, True, on_progress, say)
-        self._compare_with_local([outcome.point for outcome in tested if outcome.scores])
+        self._compare_with_local([outcome for outcome in tested if outcome.scores])
         return outcomes + tested
 
-    def _compare_with_local(self, points: Sequence[GridPoint]) -> None:
+    def _compare_with_local(self, outcomes: Sequence[Outcome]) -> None:
         """Write into the summaries who is worse off than with Local, if that was swept too."""
-        is_local = [point.values["method"]["name"] == LOCAL for point in points]
-        if not any(is_local):
+        points = [outcome.point for outcome in outcomes]
+        alone_outcomes = [o for o in outcomes if o.point.values["method"]["name"] == LOCAL]
+        if not alone_outcomes:
             return
-        local = points[is_local.index(True)]
+        # As in a report: of several files of Local, the strongest one.
+        local = max(alone_outcomes, key=lambda outcome: outcome.mean).point
         for seed in range(self.seeds):
             alone = read_local_run(str(self._folder_of(local, "test", seed)))
             for point in points:

@@ -19,7 +19,7 @@ def worse_off_section(groups: Sequence[Group]) -> PageSection | None:
     if all(group.is_local for group in groups):
         return None
     score = groups[0].scores[0]
-    much = f"of them, by more than {point(score)}"
+    much = f"by more than {point(score)}"
     has_global = "global" in model_kinds(groups)
     compared = any(group.alone(groups) is not None for group in groups)
     others = [group for group in groups if not group.is_local]
