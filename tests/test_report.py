@@ -448,7 +448,7 @@ def test_the_page_is_in_order_for_those_who_do_not_see_it() -> None:
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     named = re.findall(r'<section id="([^"]+)" aria-labelledby="([^"]+)"', page)
-    assert len(named) == page.count("<section") == 8
+    assert len(named) == page.count("<section") == 9
     assert all(f'<h2 id="{name}"' in page for _, name in named)
     assert '<html lang="en-US">' in page
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from perfed.core.errors import BroadcastError, ConfigError, DataError, DivergedError, FieldError
 
 if TYPE_CHECKING:
+    from perfed.runs.summary import LocalRun
     from perfed.training import Progress, Result
 
 out = Console(highlight=False)
@@ -106,11 +107,13 @@ class ProgressLines:
             self._bar.update(line, pace=f"{speed:.0f} rounds/s")
 
 
-def show_result(result: "Result") -> None:
-    """A run's scores, time and bytes."""
-    from perfed.report.tables import cost_line, result_table
+def show_result(result: "Result", local: "LocalRun | None" = None) -> None:
+    """A run's scores, who is worse off by it, time and bytes."""
+    from perfed.report.tables import cost_line, result_table, worse_off_lines
 
     out.print(result_table(result))
+    for line in worse_off_lines(result, local):
+        out.print(line, soft_wrap=True)
     out.print(f"{result.seconds:.1f} s, {result.rounds / result.seconds:.3g} rounds/s in all")
     out.print(cost_line(result))
 

@@ -71,6 +71,7 @@ def run_command(
 
 def _train(load: Callable[[], "Config"]) -> None:
     """A run without a folder."""
+    from perfed.runs.local_run import local_run_for
     from perfed.runs.recording import shared_facts
     from perfed.simulation import Simulator, hosts
 
@@ -83,13 +84,14 @@ def _train(load: Callable[[], "Config"]) -> None:
     )
     for caution in engine.experiment.cautions:
         log(f"caution: {caution}")
+    local = local_run_for(config.output.local, engine.experiment.federation)
     try:
         with progress_shown() as show:
             result = config.train(engine, lambda progress: show(config.method_name, progress))
     except KeyboardInterrupt:
         err.print("nothing was written, for want of --out")
         raise
-    show_result(result)
+    show_result(result, local)
 
 
 def _record(load: Callable[[], "Config"], folder: Path, overwrite: bool) -> None:
@@ -113,13 +115,15 @@ def _record(load: Callable[[], "Config"], folder: Path, overwrite: bool) -> None
 
 def _train_recorded(recording: "Recording") -> None:
     """Train to the end, or as far as it goes, and show what came of it."""
+    from perfed.runs.local_run import local_run_for
     from perfed.simulation import hosts
 
     name = recording.config.method_name
     with progress_shown() as show:
         result = recording.train(lambda progress: show(name, progress), log)
     if hosts.is_first():
-        show_result(result)
+        federation = recording.engine.experiment.federation
+        show_result(result, local_run_for(recording.config.output.local, federation))
         show_written(recording.folder)
 
 
@@ -225,7 +229,8 @@ def _run_comparison(
     from perfed.runs import run_dir
     from perfed.runs.comparison import ComparisonRow, compare, comparison, rows_of
     from perfed.runs.files import write_whole
-    from perfed.runs.summary import summarize, summary_bytes
+    from perfed.runs.local_run import LOCAL
+    from perfed.runs.summary import LocalRun, summarize, summary_bytes, with_local_run
 
     entries = comparison(settings, **fixed)
     if out_dir is not None:
@@ -238,6 +243,9 @@ def _run_comparison(
             summaries.append(summarize(result, entry.config.resolved()) | {"rows": entry.rows})
     out.print(comparison_table(rows))
     if out_dir is not None:
+        alone = next(one for one in summaries if one["method"] == LOCAL)
+        local = LocalRun.of_summary("Local", alone)
+        summaries = [s if s is alone else with_local_run(s, local) for s in summaries]
         out_dir.mkdir(parents=True, exist_ok=True)
         write_whole(out_dir / run_dir.SUMMARY, summary_bytes({"runs": summaries}))
         out.print(f"written to {out_dir / run_dir.SUMMARY}")

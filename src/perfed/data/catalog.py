@@ -13,6 +13,7 @@ from perfed.data.published import (
     cifar10,
     digits,
     fashion_mnist,
+    heart,
     mnist,
     mnist_writers,
     shakespeare,
@@ -38,6 +39,7 @@ class Source(NamedTuple):
 SOURCES: dict[str, Source] = {
     "synthetic": Source(synthetic),
     "digits": Source(digits, "per-fedavg"),
+    "heart": Source(heart, "natural"),
     "mnist": Source(mnist, "per-fedavg"),
     "fashion-mnist": Source(fashion_mnist, "dirichlet"),
     "cifar10": Source(cifar10, "per-fedavg"),

@@ -39,6 +39,8 @@ class Dataset:
         standardize: the default scaling of inputs.
         test_from: where held-out data come from by default; None: it depends on the split.
         features: the names of the inputs' columns, if they have any.
+        ddof: what is taken from the number of rows in the variances that inputs are standardized
+            by; 1 where a published protocol divides by n - 1.
     """
 
     x: Shaped[np.ndarray, "examples ..."]
@@ -53,6 +55,7 @@ class Dataset:
     standardize: Standardize = "none"
     test_from: TestFrom | None = None
     features: tuple[str, ...] | None = None
+    ddof: int = 0
 
     def federation(
         self,
@@ -94,7 +97,7 @@ class Dataset:
             Federation.from_examples(train, test, classes, names),
             labels=self.labels,
             vocabulary=self.vocabulary,
-            scaling=Scaling.fit(kind, train.x, train.size, self.limits, self.x, limit),
+            scaling=Scaling.fit(kind, train.x, train.size, self.limits, self.x, limit, self.ddof),
             target=target,
             features=self.features,
             caution=split.caution,

@@ -44,6 +44,7 @@ class Scaling:
         limits: tuple[float, float] | None = None,
         whole: Shaped[np.ndarray, "all ..."] | None = None,
         clip: float = DEFAULT_CLIP,
+        ddof: int = 0,
     ) -> Self | None:
         """The scaling fitted to training data, client after client; None for kind `none`.
 
@@ -53,7 +54,7 @@ class Scaling:
         training data may be hundreds of deviations off elsewhere. A feature that never varies
         becomes 0. `whole-set` is `feature` over all rows of the set, held-out ones included, with
         0.001 added to each deviation and no clipping: what pFedMe's authors do, to be used for
-        nothing else.
+        nothing else. The variances of `feature` and `client` divide by n - `ddof`.
         """
         if kind == "none":
             return None
@@ -64,12 +65,12 @@ class Scaling:
             mean, std = _moments(x if whole is None else whole)
             return cls._shared(mean, std + _PUBLISHED_FLOOR)
         if kind == "feature":
-            return cls._shared(*_moments(x), clip)
+            return cls._shared(*_moments(x, ddof), clip)
         # One client at a time into float32: for many clients of many features this is large.
         shift = np.empty((len(size), *x.shape[1:]), np.float32)
         scale = np.empty_like(shift)
         for i, own in enumerate(np.split(x, np.cumsum(size)[:-1])):
-            mean, std = _moments(own)
+            mean, std = _moments(own, ddof)
             shift[i], scale[i] = mean, _inverse(std)
         return cls(shift, scale, np.full(len(size), clip, np.float32))
 
@@ -111,10 +112,10 @@ def _inverse(spread: Any) -> np.ndarray:
     return np.asarray(1.0 / np.where(spread > 0, spread, 1.0))
 
 
-def _moments(x: Shaped[np.ndarray, "examples ..."]) -> tuple[np.ndarray, np.ndarray]:
+def _moments(x: Shaped[np.ndarray, "examples ..."], ddof: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each feature, without a float copy of all rows."""
     n, step = len(x), 4096
     blocks = [slice(i, i + step) for i in range(0, n, step)]
     mean = sum(x[b].sum(axis=0, dtype=np.float64) for b in blocks) / n
-    variance = sum(((x[b] - mean) ** 2).sum(axis=0) for b in blocks) / n
+    variance = sum(((x[b] - mean) ** 2).sum(axis=0) for b in blocks) / max(n - ddof, 1)
     return np.asarray(mean), np.sqrt(variance)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfed.core.errors import DataError
-from perfed.evaluation import ERRORS, ModelKind
+from perfed.evaluation import ERRORS, Gain, ModelKind, by_name, gain_over
+from perfed.runs.local_run import LOCAL
 from perfed.runs.run_dir import RecordedRun
 from perfed.runs.statistics import Spread, over_seeds
 
@@ -40,26 +41,17 @@ PARTS = ("data", "compiling", "rounds", "scoring", "recording")
 # Longer names of settings are replaced by a number.
 _LABEL = 48
 
-# A smaller difference is rounding (scores come from float32), not a gain.
-_ROUNDING = 1e-6
 
-
-class Gain(NamedTuple):
-    """What personalizing brings every client: more is better, whatever the score.
+class Alone(NamedTuple):
+    """Every client's headline score alone, which a group of runs is compared with.
 
     Attributes:
-        clients: each client's gain; NaN where its score is not defined.
-        better: how many gain.
-        worse: how many lose.
-        much_worse: how many lose more than 0.01, which is one point of accuracy.
-        defined: how many have a score.
+        runs: the Local runs that have them, by name.
+        clients: the scores, means over seeds; NaN where one is not defined.
     """
 
+    runs: str
     clients: Float[np.ndarray, " clients"]
-    better: int
-    worse: int
-    much_worse: int
-    defined: int
 
 
 @final
@@ -150,16 +142,49 @@ class Group:
         if "global" not in self.kinds:
             return None
         score = self.scores[0]
+        return gain_over(self.clients("personalized", score), self.clients("global", score), score)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether these are runs of Local."""
+        return bool(self.first.config["method"]["name"] == LOCAL)
+
+    def alone(self, groups: Sequence["Group"]) -> Alone | None:
+        """What its clients score alone: by the best Local among the groups, or by summaries.
+
+        None for Local itself, and where no Local run of the same data is known.
+        """
+        if self.is_local:
+            return None
+        score = self.scores[0]
         sign = -1.0 if score in ERRORS else 1.0
-        gain = sign * (self.clients("personalized", score) - self.clients("global", score))
-        known = gain[np.isfinite(gain)]
-        return Gain(
-            gain,
-            int((known > _ROUNDING).sum()),
-            int((known < -_ROUNDING).sum()),
-            int((known < -0.01 - _ROUNDING).sum()),
-            len(known),
-        )
+        same = [g for g in groups if g.is_local and g.data == self.data]
+        if same:
+            # The strongest one, so that a poorly tuned Local flatters nobody.
+            best = max(same, key=lambda g: sign * float(g.last("personalized", score, "mean").mean))
+            scores = best.clients("personalized", score)
+            return Alone(best.label, by_name(scores, best.first.names, self.first.names))
+        told = [(run.summary.get("worse_off") or {}).get("than_local") for run in self.runs]
+        known: list[dict[str, Any]] = [own for own in told if own is not None]
+        if len(known) < len(told):
+            return None
+        names = self.first.names
+        every = np.stack([by_name(own["scores"], names, names) for own in known])
+        runs = dict.fromkeys(str(own["run"]) for own in known)
+        return Alone(", ".join(runs), over_seeds(every).mean)
+
+    def gain_over_alone(self, groups: Sequence["Group"]) -> Gain | None:
+        """What the federation brings every client in the headline score; None: not known."""
+        alone = self.alone(groups)
+        if alone is None:
+            return None
+        score = self.scores[0]
+        return gain_over(self.clients("personalized", score), alone.clients, score)
+
+    @property
+    def data(self) -> str | None:
+        """The checksum of the data."""
+        return self.first.environment.get("data_sha256")
 
     def timing(self) -> dict[str, float]:
         """Where the time went, in seconds by part, a mean over seeds."""
@@ -179,7 +204,7 @@ def grouped(runs: Sequence[RecordedRun]) -> tuple[Group, ...]:
         raise DataError("a report needs at least one run directory")
     together: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        settings = {k: v for k, v in run.config.items() if k != "seed"}
+        settings = _settings(run.config)
         together.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
     sets = [
         sorted(members, key=lambda run: int(run.config["seed"])) for members in together.values()
@@ -194,7 +219,7 @@ def grouped(runs: Sequence[RecordedRun]) -> tuple[Group, ...]:
                 f"{first.path} is scored by {', '.join(names[0])}, {run.path} by "
                 f"{', '.join(names[1])}: report them separately"
             )
-    labels = _labels([members[0].config for members in sets])
+    labels = _labels([_settings(members[0].config) for members in sets])
     return tuple(Group(label, tuple(m)) for label, m in zip(labels, sets, strict=True))
 
 
@@ -224,6 +249,14 @@ def _check(members: Sequence[RecordedRun]) -> None:
                 f"{first.path} ends at round {first.rounds[-1]}, {run.path} at round "
                 f"{run.rounds[-1]}: resume the shorter one"
             )
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells runs apart: not their seed, and not the Local run each is compared with."""
+    settings = {k: v for k, v in config.items() if k != "seed"}
+    if "output" in settings:
+        settings["output"] = {k: v for k, v in settings["output"].items() if k != "local"}
+    return settings
 
 
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -318,17 +351,32 @@ def score_scale(score: str) -> float:
     return 100.0 if score.endswith("accuracy") else 1.0
 
 
+def worse_count(gain: Gain, score: str) -> str:
+    """How many clients lose, their share, and how many lose much."""
+    if not gain.defined:
+        return "no client has both scores"
+    text = f"{gain.worse} of {gain.defined} client{'s' * (gain.defined != 1)}"
+    if not gain.worse:
+        return text
+    return f"{text} ({100 * gain.share_worse:.0f} %), {gain.much_worse} by more than {point(score)}"
+
+
+def point(score: str) -> str:
+    """`POINT` of a score, in words."""
+    return "1 point" if score == "accuracy" else "0.01"
+
+
 def count_line(gain: Gain, score: str) -> str:
     """Who gains and who loses, in a sentence."""
     if not gain.defined:
         return "no client has this score for both models"
-    point = "1 point" if score == "accuracy" else "0.01"
     line = (
         f"{gain.better} of {gain.defined} client{'s' * (gain.defined != 1)} "
         f"gain{'s' * (gain.better == 1)}; "
     )
     if gain.worse:
-        line += f"{gain.worse} lose{'s' * (gain.worse == 1)}, {gain.much_worse} more than {point}"
+        line += f"{gain.worse} lose{'s' * (gain.worse == 1)}, "
+        line += f"{gain.much_worse} more than {point(score)}"
     else:
         line += "none loses"
     unknown = len(gain.clients) - gain.defined

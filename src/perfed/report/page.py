@@ -97,6 +97,7 @@ def _sections(groups: Sequence[Group]) -> tuple[str, str]:
     clients, gains = sections.distribution_section(groups), sections.gain_section(groups)
     parts = [
         sections.headline_section(groups),
+        sections.worse_off_section(groups),
         sections.curve_section(groups),
         clients,
         gains,

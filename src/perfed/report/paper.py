@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.typing import RcKeyType
 
 from perfed.core.errors import require_choice
+from perfed.evaluation import Gain
 from perfed.report.groups import (
     KIND_NAMES,
     KINDS,
-    Gain,
     Group,
     axes,
     grouped,
@@ -28,6 +28,7 @@ from perfed.report.groups import (
     score_word,
 )
 from perfed.report.headline import Headline, HeadlineCell, caption, headline
+from perfed.report.worse_off import worse_off_text
 from perfed.runs.run_dir import RecordedRun
 
 # Told apart by color-blind eyes; markers say the same without color.
@@ -111,7 +112,7 @@ def markdown_table(runs: Sequence[RecordedRun]) -> str:
     for label, seeds, cells in zip(table.labels, table.seeds, table.rows, strict=True):
         row = [_markdown(label), str(seeds), *map(_markdown_cell, cells)]
         lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + f"\n\n{_markdown(caption(groups))}\n"
+    return "\n".join(lines) + f"\n\n{_markdown(_caption(groups))}\n"
 
 
 def latex_table(runs: Sequence[RecordedRun]) -> str:
@@ -138,7 +139,7 @@ def latex_table(runs: Sequence[RecordedRun]) -> str:
         [
             r"\begin{table}",
             r"\centering",
-            f"\\caption{{{_latex(caption(groups))}}}",
+            f"\\caption{{{_latex(_caption(groups))}}}",
             f"\\begin{{tabular}}{{lr{'r' * len(table.columns)}}}",
             r"\toprule",
             " & ".join(["", "", *over]) + r" \\",
@@ -152,6 +153,11 @@ def latex_table(runs: Sequence[RecordedRun]) -> str:
             "",
         ]
     )
+
+
+def _caption(groups: Sequence[Group]) -> str:
+    """What the numbers are, and how many clients are worse off."""
+    return f"{caption(groups)} {worse_off_text(groups)}".strip()
 
 
 def _heading(table: Headline, i: int) -> str:

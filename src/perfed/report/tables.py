@@ -9,9 +9,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from perfed.data.describe import Description
+from perfed.evaluation import gain_over
+from perfed.report.groups import worse_count
 from perfed.report.theory_text import number, verdict
 from perfed.runs.adapt import Adapted
 from perfed.runs.comparison import ComparisonRow
+from perfed.runs.summary import LocalRun
 from perfed.runs.sweep import SweepLine
 from perfed.theory.advice import Advice
 from perfed.training import Result
@@ -41,6 +44,19 @@ def result_table(result: Result) -> Table:
             cells = [show(getattr(summary, field)) for field in _STATISTICS]
             table.add_row("" if i else kind, name, *cells)
     return table
+
+
+def worse_off_lines(result: Result, local: LocalRun | None) -> list[str]:
+    """How many clients are worse off than with the global model, and than alone, where known."""
+    own, lines = result.scores["personalized"].values, []
+    score = next(iter(own))
+    if "global" in result.scores:
+        gain = gain_over(own[score], result.scores["global"].values[score], score)
+        lines.append(f"worse off than with the global model: {worse_count(gain, score)}")
+    if local is not None:
+        gain = gain_over(own[score], local.of_clients(result.scored.names, score), score)
+        lines.append(f"worse off than alone: {worse_count(gain, score)}")
+    return lines
 
 
 def cost_line(result: Result) -> str:
@@ -90,26 +106,38 @@ def advice_table(advice: Advice) -> Table:
 
 
 def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
-    """All methods side by side, with what each gains over FedAvg and over Local."""
+    """All methods side by side: what each gains over FedAvg and over Local, and who loses."""
     score = next(iter(rows[0].scores.values))
     in_percent = score == "accuracy"
     show, gain = (_percent, _gain) if in_percent else (_number, _difference)
     summaries = {row.label: row.scores.summary()[score] for row in rows}
-    title = "Accuracy" if in_percent else score.upper()
-    table = _table(f"{title} on the clients' held-out data{', in %' if in_percent else ''}")
+    scores = {row.label: row.scores.values[score] for row in rows}
+    others = ("FedAvg", "Local")
+    what = "Accuracy" if in_percent else score.upper()
+    table = _table(
+        f"{what} on the clients' held-out data{', in %' if in_percent else ''}; "
+        "below: clients with a worse one"
+    )
+    table.padding = (0, 0, 0, 1)  # to fit into 80 columns, as do headings of two lines
     table.add_column("method", no_wrap=True)
-    for heading in ("mean", "worst", "p10", "vs FedAvg", "vs Local", "seconds"):
+    compared = [f"{what}\n{other}" for what in ("vs", "below") for other in others]
+    for heading in ("mean", "worst", "p10", *compared, "seconds"):
         table.add_column(heading, justify="right")
     best = max(summary.mean for summary in summaries.values())
     for row in rows:
         own = summaries[row.label]
         gains = [
-            "" if row.label == other else gain(own.mean - summaries[other].mean)
-            for other in ("FedAvg", "Local")
+            "" if row.label == other else gain(own.mean - summaries[other].mean) for other in others
+        ]
+        values = row.scores.values[score]
+        counts = [
+            "" if row.label == other else f"{found.worse}/{found.defined}"
+            for other in others
+            for found in [gain_over(values, scores[other], score)]
         ]
         cells = [show(value) for value in (own.mean, own.worst, own.p10)]
         style = "bold" if own.mean == best else None
-        table.add_row(row.label, *cells, *gains, f"{row.seconds:.1f}", style=style)
+        table.add_row(row.label, *cells, *gains, *counts, f"{row.seconds:.1f}", style=style)
     return table
 
 

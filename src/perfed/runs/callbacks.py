@@ -8,6 +8,7 @@ from perfed.core.errors import DivergedError
 from perfed.runs import run_dir
 from perfed.runs.checkpoint import Checkpoints
 from perfed.runs.config import Config
+from perfed.runs.local_run import local_run_for
 from perfed.runs.trackers import Guarded, tracked_values
 from perfed.simulation import hosts
 from perfed.simulation.client_store import RunStore
@@ -107,7 +108,9 @@ class FolderCallback(Callback):
             models = result.personal_models(result.evaluator.clients)
         written = []
         if hosts.is_first():
-            written = run_dir.finish(self._folder, result, config.resolved(), personal, models)
+            local = local_run_for(config.output.local, result.experiment.federation)
+            settings = config.resolved()
+            written = run_dir.finish(self._folder, result, settings, personal, models, local)
         names = (run_dir.CONFIG, run_dir.ENVIRONMENT, *written)
         self.files = [self._folder / name for name in names]
 

@@ -28,6 +28,7 @@ from perfed.runs.callbacks import (
 from perfed.runs.checkpoint import Checkpoints
 from perfed.runs.config import Config, without_none
 from perfed.runs.files import read_json
+from perfed.runs.local_run import local_run_for
 from perfed.runs.trackers import Guarded, TrackerBackend, trackers_of
 from perfed.simulation import Engine, Network, Simulator, hosts
 from perfed.simulation.auto import memory_limit
@@ -81,6 +82,8 @@ class Recording:
         spent = time.perf_counter() - begun
         _check_memory(config, engine)
         network = config.network_of(engine.experiment)
+        if hosts.is_first():  # before training, so that an error costs nothing
+            local_run_for(config.output.local, engine.experiment.federation)
         return cls(config, folder, engine, trackers, network, spent)
 
     def begin_folder(self) -> None:

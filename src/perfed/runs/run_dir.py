@@ -48,7 +48,7 @@ from perfed.data.scaling import SCALING_ARRAYS
 from perfed.evaluation.metrics import score_order
 from perfed.runs.files import read_json, write_whole
 from perfed.runs.saved_model import named_leaves, saved_model
-from perfed.runs.summary import summarize, summary_bytes
+from perfed.runs.summary import LocalRun, summarize, summary_bytes, with_local_run
 from perfed.runs.trackers import forget
 from perfed.training import Result
 
@@ -145,6 +145,7 @@ def finish(
     config: dict[str, Any],
     personal: PersonalModels,
     models: Params | None,
+    local: LocalRun | None = None,
 ) -> list[str]:
     """Write the results; the summary last, so that its presence means that all are there.
 
@@ -154,6 +155,7 @@ def finish(
         config: its settings.
         personal: how personal models are written.
         models: those, of the clients that were scored.
+        local: the Local run that it is compared with.
     """
     experiment, federation = result.experiment, result.scored
     extra = experiment.method.broadcast(result.state.server_state)
@@ -172,7 +174,8 @@ def finish(
             scaling = None if federation.scaling is None else federation.scaling.select([i])
             file = f"clients/{_file_name(name, i)}.safetensors"
             written[file] = common.with_params(own, scaling).to_bytes()
-    written[SUMMARY] = summary_bytes(summarize(result, config))
+    summary = summarize(result, config)
+    written[SUMMARY] = summary_bytes(summary if local is None else with_local_run(summary, local))
     for name, contents in written.items():
         write_whole(folder / name, contents)
     return list(written)

@@ -291,6 +291,8 @@ class OutputSection(Section):
         personal_models: `stacked` in one file, `files` one a client, or `none`.
         trackers: where the run is tracked while it goes on.
         experiment: the run's experiment in MLflow; None: MLFLOW_EXPERIMENT_NAME, or `perfed`.
+        local: the folder of a Local run on the same data: how many clients are worse off than alone
+            is told in the summary and the report; None: that is not known.
     """
 
     checkpoint_rounds: int | None = Field(default=None, ge=1)
@@ -299,6 +301,7 @@ class OutputSection(Section):
     personal_models: PersonalModels = "stacked"
     trackers: Annotated[tuple[Tracker, ...], Strict(False)] = ()
     experiment: str | None = Field(default=None, min_length=1, max_length=500)
+    local: str | None = Field(default=None, min_length=1)
 
 
 @final

@@ -21,7 +21,9 @@ from perfed.runs import run_dir
 from perfed.runs.batch import Entry, record_batch
 from perfed.runs.config import Config, overridden, read_toml
 from perfed.runs.files import read_json, write_whole
+from perfed.runs.local_run import LOCAL, read_local_run
 from perfed.runs.statistics import over_seeds
+from perfed.runs.summary import summary_bytes, with_local_run
 from perfed.training import Progress
 
 CHOICE = "sweep.json"
@@ -86,6 +88,11 @@ def grid_points(
     for key, instead in own_keys.items():
         if key in base or any(axis[0].partition("=")[0].strip() == key for axis in axes):
             raise ConfigError(f"{key}: a sweep sets it itself; leave it out ({instead})")
+    if base.get("output", {}).get("local") is not None:
+        raise ConfigError(
+            "output.local: a sweep compares with its own runs of Local; leave it out, and name a "
+            "file of Local in --methods"
+        )
     found: list[GridPoint] = []
     files: Sequence[Path | None] = list(methods) or [None]
     for file in files:
@@ -150,7 +157,30 @@ class Sweep:
             elif good := [o for o in outcomes if o.point in points and o.scores]:
                 # The headline, accuracy or R2, is better when larger.
                 chosen.append(max(good, key=lambda o: o.mean).point)
-        return outcomes + self._outcomes(chosen, True, on_progress, say)
+        tested = self._outcomes(chosen, True, on_progress, say)
+        self._compare_with_local([outcome for outcome in tested if outcome.scores])
+        return outcomes + tested
+
+    def _compare_with_local(self, outcomes: Sequence[Outcome]) -> None:
+        """Write into the summaries who is worse off than with Local, if that was swept too."""
+        points = [outcome.point for outcome in outcomes]
+        alone_outcomes = [o for o in outcomes if o.point.values["method"]["name"] == LOCAL]
+        if not alone_outcomes:
+            return
+        # As in a report: of several files of Local, the strongest one.
+        local = max(alone_outcomes, key=lambda outcome: outcome.mean).point
+        for seed in range(self.seeds):
+            alone = read_local_run(str(self._folder_of(local, "test", seed)))
+            for point in points:
+                folder = self._folder_of(point, "test", seed)
+                checksum = read_json(folder / run_dir.ENVIRONMENT)["data_sha256"]
+                # A method's file may have data of its own.
+                if point is not local and checksum == alone.checksum:
+                    summary = with_local_run(read_json(folder / run_dir.SUMMARY), alone)
+                    write_whole(folder / run_dir.SUMMARY, summary_bytes(summary))
+
+    def _folder_of(self, point: GridPoint, place: str, seed: int) -> Path:
+        return self.folder / place / _folder_name(point.label) / f"seed-{seed}"
 
     def _begin(self) -> None:
         """Write what the sweep is of, so that another sweep does not go on in its folder."""
@@ -177,7 +207,7 @@ class Sweep:
         wanted = [
             Entry(
                 f"{point.label} ({place}, seed {seed})",
-                self.folder / place / _folder_name(point.label) / f"seed-{seed}",
+                self._folder_of(point, place, seed),
                 point.values | {"seed": seed} | part,
             )
             for point in points

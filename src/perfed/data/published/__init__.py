@@ -1,6 +1,7 @@
 """Published data sets, read from their original files."""
 
 from perfed.data.published.download import PublishedSet, describe_location
+from perfed.data.published.heart import heart
 from perfed.data.published.images import cifar10, digits, fashion_mnist, mnist, mnist_writers
 from perfed.data.published.sets import CIFAR10, FASHION_MNIST, MNIST, MNIST_WRITERS, SHAKESPEARE
 from perfed.data.published.text import shakespeare
@@ -10,6 +11,7 @@ __all__ = [
     "cifar10",
     "digits",
     "fashion_mnist",
+    "heart",
     "mnist",
     "mnist_writers",
     "shakespeare",
@@ -18,6 +20,7 @@ __all__ = [
 # The published sets that each source is read from.
 NEEDS: dict[str, tuple[PublishedSet, ...]] = {
     "digits": (),
+    "heart": (),
     "mnist": (MNIST,),
     "fashion-mnist": (FASHION_MNIST,),
     "cifar10": (CIFAR10,),

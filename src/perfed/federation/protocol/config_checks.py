@@ -39,6 +39,8 @@ def check_config(config: Config, clients: int) -> None:
         raise ConfigError("network: is for simulations only; remove it")
     if config.eval_clients is not None:
         raise ConfigError("eval_clients: is for simulations only; a federation scores all clients")
+    if config.output.local is not None:
+        raise ConfigError("output.local: is for simulations only; give both runs to perfed report")
     cohort = config.build_preset().cohort
     if cohort > clients:
         raise ConfigError(

@@ -5,6 +5,7 @@ from perfed.report.sections.clients import distribution_section, gain_section, l
 from perfed.report.sections.runs import environment_section, settings_section, time_section
 from perfed.report.sections.scores import curve_section, headline_section
 from perfed.report.sections.theory import theory_section
+from perfed.report.sections.worse_off import worse_off_section
 
 __all__ = [
     "PageSection",
@@ -17,4 +18,5 @@ __all__ = [
     "settings_section",
     "theory_section",
     "time_section",
+    "worse_off_section",
 ]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perfed.evaluation import Gain
 from perfed.report import markup
 from perfed.report.chart_data import BARS, BUBBLES, COLUMNS, DOTS, ROWS, clipped
 from perfed.report.groups import (
     KIND_NAMES,
     KINDS,
-    Gain,
     Group,
     count_line,
     model_kinds,
