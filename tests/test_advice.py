@@ -174,7 +174,8 @@ def test_every_candidate_meets_its_own_limits(curvature: float) -> None:
             assert named(found, text).holds
 
 
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("pfedme", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "pfedme"])
 def test_advice_never_sees_held_out_data(name: str) -> None:
     """All held-out rows replaced by noise: the same choices, to the last digit."""
     values = SYNTHETIC | {"rounds": 20, "method": {"name": name}}

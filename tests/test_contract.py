@@ -97,10 +97,8 @@ def test_shared_leaves_alone_are_sent(data: Any, method: Any) -> None:
     assert sum(leaf.size for leaf in at_server) == entries[method.name]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "low-precision" else pytest.mark.slow) for n in CODECS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_every_codec_with_each(data: Any, method: Any, name: str) -> None:
     """Two engines agree, and what they count is the length of messages that can be decoded."""

@@ -178,7 +178,10 @@ def trained(method: Any, options: dict[str, Any], engine_type: Any, rounds: int)
     return Trained(experiment, engine, state, vector(params), clients, cohorts)
 
 
-@pytest.mark.parametrize("engine_type", [Vectorized, Sequential])
+# That the plain loops do the same is what `test_engines` is about, too.
+@pytest.mark.parametrize(
+    "engine_type", [Vectorized, pytest.param(Sequential, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("method", "options"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_twelve_rounds(method: Any, options: dict[str, Any], engine_type: Any) -> None:
     """Global model, what clients keep, and every personal model, to 1e-10."""

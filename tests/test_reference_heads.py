@@ -30,11 +30,15 @@ CASES: dict[str, Any] = {
     "fedala": FedALA(**ALA, weight_steps=2, first_weight_steps=25, threshold=0.02, fraction=0.6),
     "fedala-batches": FedALA(**ALA, weight_steps=3, first_weight_steps=2, weight_batch=4),
 }
+# That the plain loops do the same is what `test_engines` is about, too.
 ENGINES = [
-    (name, engine_type)
-    for name in CASES
-    for engine_type in (Vectorized, Sequential)
-    if (name, engine_type) != ("fedala-batches", Vectorized)
+    *((name, Vectorized) for name in CASES if name != "fedala-batches"),
+    ("fedala-batches", Sequential),
+    *(
+        pytest.param(name, Sequential, marks=pytest.mark.slow)
+        for name in CASES
+        if name != "fedala-batches"
+    ),
 ]
 # What public versions get wrong, or what is easily mistaken.
 MISTAKES = {

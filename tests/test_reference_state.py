@@ -171,18 +171,11 @@ def flat(tree: Any, i: Any = ...) -> Any:
     return np.concatenate([np.zeros(0), *(np.ravel(leaf[i]) for leaf in jax.tree.leaves(tree))])
 
 
-# Of pairs that are much alike, one is slow.
-SLOW = ("fedyogi", "scaffold-gradient", "apfl-fixed")
-
-
 @pytest.mark.parametrize(
     ("case", "engine_type"),
     [
         *((case, Vectorized) for case in CASES),
-        *(
-            pytest.param(case, Sequential, marks=pytest.mark.slow if case in SLOW else ())
-            for case in CASES
-        ),
+        *(pytest.param(case, Sequential, marks=pytest.mark.slow) for case in CASES),
     ],
 )
 def test_eight_rounds(case: str, engine_type: Any) -> None:

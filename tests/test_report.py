@@ -655,7 +655,7 @@ def test_selects_change_the_charts(opened: Opened, usual: str) -> None:
 
 
 @in_browser
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("width", [400, pytest.param(1600, marks=pytest.mark.slow)])
 def test_the_page_is_as_wide_as_the_window(opened: Opened, usual: str, width: int) -> None:
     page = opened(usual, width)
     assert overflow(page) <= 0
@@ -713,7 +713,7 @@ CONTRAST = """() => {
 
 
 @in_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_text_stands_out(opened: Opened, usual: str, scheme: str) -> None:
     page = opened(usual, color_scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
@@ -794,7 +794,7 @@ def test_what_names_say_is_shown_and_not_done(opened: Opened, many: bool) -> Non
 
 
 @in_browser
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_methods_without_a_global_model_are_drawn(opened: Opened, alone: bool) -> None:
     runs = personal_and_global()
     page = opened(report_page(runs[:2] if alone else runs, "Personal"))
@@ -812,7 +812,7 @@ def test_methods_without_a_global_model_are_drawn(opened: Opened, alone: bool) -
 
 
 @in_browser
-@pytest.mark.parametrize("regression", [False, True])
+@pytest.mark.parametrize("regression", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_one_run_is_drawn(opened: Opened, regression: bool) -> None:
     page = opened(report_page([recorded(regression=regression, network=False)], "One"), width=400)
     drawn = [chart for chart in CHARTS if page.locator(f"#{chart}").count()]
