@@ -31,7 +31,9 @@ class Clients:
     y: list[torch.Tensor]
 
     def batch(self, client: int, size: BatchSize) -> tuple[torch.Tensor, torch.Tensor]:
-        """Examples of one client, uniformly with replacement."""
+        """Examples of one client, uniformly with replacement; or all of them."""
+        if size == "full":
+            return self.x[client], self.y[client]
         rows = torch.randint(len(self.y[client]), (size,), device=self.y[client].device)
         return self.x[client][rows], self.y[client][rows]
 

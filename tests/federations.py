@@ -221,7 +221,8 @@ def simulated(values: dict[str, Any]) -> Any:
 
 def distance(found: dict[str, np.ndarray], due: Any) -> float:
     """How far a model is from what it should be, relative to its length."""
-    wanted = due if isinstance(due, dict) and "params.w" in due else named_leaves(due, "params.")
+    named = isinstance(due, dict) and all(str(name).startswith("params.") for name in due)
+    wanted = due if named else named_leaves(due, "params.")
     assert set(found) == set(wanted)
     off = sum(float(((found[k] - wanted[k]) ** 2).sum()) for k in wanted)
     return float(np.sqrt(off / sum(float((v**2).sum()) for v in wanted.values())))

@@ -55,6 +55,26 @@ from perfed.training.callbacks import OnTrainState
 from perfed.training.trainer import TrainOptions
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "tau": 3, "batch": 5}
+STEPS = {"lr": 0.1, "tau": 3, "batch": 5}
+SERVER_STEPS = STEPS | {"server_lr": 0.1}
+# Two of three clients a round: somebody's state is older than the server's model.
+SOME: dict[str, Any] = {"cohort": 2}
+SOME_WITH_BODY = SOME | {"model": {"name": "mlp", "hidden": [5]}}
+OTHER_METHODS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"name": "fedprox"} | STEPS, SOME),
+    ({"name": "fedavgm"} | SERVER_STEPS, SOME),
+    ({"name": "fedyogi"} | SERVER_STEPS, SOME),
+    ({"name": "apfl"} | STEPS, SOME),
+    ({"name": "fedala"} | STEPS, SOME),
+    *(
+        ({"name": name} | STEPS, SOME_WITH_BODY)
+        for name in ("fedper", "fedbabu", "lg-fedavg", "fedrod")
+    ),
+    (
+        {"name": "fedrep", "lr": 0.1, "head_steps": 3, "body_steps": 2, "batch": 5},
+        SOME_WITH_BODY,
+    ),
+]
 PFEDME = {"name": "pfedme", "lam": 15.0, "eta": 0.05, "local_rounds": 3, "batch": 5, "beta": 1.5}
 
 
@@ -182,6 +202,7 @@ def own_model(data: Path, name: str) -> dict[str, np.ndarray]:
         ({"name": "scaffold", "lr": 0.1, "tau": 3, "batch": 5}, {"cohort": 2}),
         ({"name": "fedadam", "lr": 0.1, "tau": 3, "batch": 5, "server_lr": 0.1}, {}),
         ({"name": "ditto", "lr": 0.1, "tau": 3, "batch": 5}, {"cohort": 2, "rounds": 1}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_METHODS),
     ],
     ids=lambda value: value["name"] if "name" in value else "-".join(value) or "plain",
 )

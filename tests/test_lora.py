@@ -12,10 +12,13 @@ from perfed import (
     GRU,
     MLP,
     AdamW,
+    Ditto,
     Experiment,
     FedAvg,
+    FedRep,
     PerFedAvg,
     PFedMe,
+    Scaffold,
     Sequential,
     Task,
     Vectorized,
@@ -25,6 +28,7 @@ from perfed import (
 )
 from perfed.core.errors import FieldError
 from perfed.core.trees import tree_add
+from perfed.evaluation.evaluator import SimulationEvaluator
 from perfed.models import from_flax
 from perfed.models.function_model import FunctionModel
 from perfed.theory.constants import measure
@@ -147,6 +151,47 @@ def test_methods_learn_adapters_alone(data: Any, method: Any) -> None:
     run = simulate(data, model, method, rounds=30, cohort=6)
     before = start.scores["personalized"].accuracy.mean()
     assert run.scores["personalized"].accuracy.mean() > max(0.6, before + 0.1)
+
+
+STEPS: dict[str, Any] = {"lr": 0.03, "batch": 16}
+BODY_ADAPTERS, HEAD_ADAPTERS = A + B, RANK * (16 + 10)
+
+
+@pytest.mark.parametrize(
+    ("method", "sent", "messages", "kept"),
+    [
+        # A personal model and a count; a head; a control variate. Nothing of the base.
+        (Ditto(personal_lr=0.03, **STEPS), BODY_ADAPTERS + HEAD_ADAPTERS, 1,
+         BODY_ADAPTERS + HEAD_ADAPTERS + 1),
+        (FedRep(body_steps=5, **STEPS), BODY_ADAPTERS, 1, HEAD_ADAPTERS),
+        (Scaffold(**STEPS), BODY_ADAPTERS + HEAD_ADAPTERS, 2, BODY_ADAPTERS + HEAD_ADAPTERS),
+    ],
+    ids=["ditto", "fedrep", "scaffold"],
+)  # fmt: skip
+def test_methods_with_states_have_those_of_adapters_alone(
+    data: Any, method: Any, sent: int, messages: int, kept: int
+) -> None:
+    """The base is in no message, state or client's record, and stays as it was."""
+    model = lora(NETWORK, lambda path: path[-1] == "w", rank=RANK, alpha=6.0)
+    setup = make(data, method, model)
+    before = jax.tree.map(np.array, setup.task.frozen)
+    plain, fast = Sequential(setup), Vectorized(setup, 2, 2)
+    expected, traffic = plain.run(plain.init(), 2)
+    state, same = fast.run(fast.init(), 2)
+    assert_close(state, expected, 2e-5)
+    for found in (traffic, same):
+        np.testing.assert_array_equal(found.uplink, messages * (7 + 4 * sent))
+        np.testing.assert_array_equal(found.downlink, messages * (7 + 4 * sent))
+    at_server = jax.tree.leaves((state.params, state.server_state))
+    assert sum(leaf.size for leaf in at_server) == messages * sent
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.clients)) == kept * data.clients
+    score = SimulationEvaluator(fast)
+    last = fast.advance(state, 30)
+    first_loss, last_loss = (
+        score(s).scores["personalized"].loss.mean() for s in (fast.init(), last)
+    )
+    assert last_loss < 0.7 * first_loss
+    jax.tree.map(np.testing.assert_array_equal, setup.task.frozen, before)
 
 
 def test_dropout_of_the_model_under_the_adapters() -> None:

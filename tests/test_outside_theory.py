@@ -8,7 +8,7 @@ import pytest
 from outside.fedadam import FedAdam
 from outside.fedrep import FedRep
 from outside.scaffold import Scaffold
-from perfed import MLP, Experiment, Method, Task, Vectorized, register
+from perfed import MLP, Ditto, Experiment, Method, Task, Vectorized, register
 from perfed.core.errors import ConfigError
 from perfed.data import Federation
 from perfed.methods import LocalUpdate, method, registry
@@ -62,6 +62,15 @@ def test_a_diagnosis_of_step_sizes_alone() -> None:
     assert "do not cover outside-scaffold" in page["note"]
     assert "only lr can be checked" in page["note"]
     assert len(theory_tables(page)) == 2
+
+
+def test_a_penalty_adds_to_the_curvature() -> None:
+    """Ditto's personal steps: 0.05 is below 2/L, and above 2/(L + lam)."""
+    found = study(engine(Ditto(lr=0.05, personal_lr=0.05, lam=100.0)), 10, effort=QUICK)
+    plain, held = found.diagnosis.conditions
+    assert (plain.text, plain.holds) == ("lr < 2/L", True)
+    assert (held.text, held.holds) == ("personal_lr < 2/(L + lam)", False)
+    assert held.limit == pytest.approx(2 / (found.constants.L.value + 100))
 
 
 def test_a_diagnosis_with_personal_leaves() -> None:

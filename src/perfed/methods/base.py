@@ -6,7 +6,7 @@ changed; `server_update` takes the mean. A client that wants its own model calls
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 from jaxtyping import Array, Int, PRNGKeyArray
@@ -77,6 +77,8 @@ class Method(ABC):
     has_global_model: ClassVar[bool] = True
     # Settings that are step sizes of local updates, which the sharpest curvature limits.
     step_sizes: ClassVar[tuple[str, ...]] = ()
+    # Of those whose steps hold a model to another, the weight of that penalty: it adds curvature.
+    penalties: ClassVar[Mapping[str, str]] = {}
     # The setting that counts the steps of a local update.
     local_steps: ClassVar[str] = ""
     # Settings of `personalize`: its step size, and how many steps it takes.

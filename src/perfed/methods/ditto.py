@@ -4,6 +4,7 @@ Every client minimizes h_k(v_k; w*) = F_k(v_k) + (lam/2) |v_k - w*|^2, where w* 
 training, here FedAvg, arrives at: objective (Ditto). Training goes on as if v_k were not there.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, final
 
 import jax
@@ -52,6 +53,7 @@ class Ditto(Method):
     """
 
     step_sizes: ClassVar[tuple[str, ...]] = ("lr", "personal_lr")
+    penalties: ClassVar[Mapping[str, str]] = {"personal_lr": "lam"}
     local_steps: ClassVar[str] = "tau"
     adapt_step_size: ClassVar[str] = "personal_lr"
     adapt_work: ClassVar[str] = "personal_steps"

@@ -1,5 +1,6 @@
 """FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020): local steps held to w."""
 
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 from perfed.core.objective import BatchSize, Objective
@@ -24,6 +25,7 @@ class FedProx(Method):
     """
 
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)
+    penalties: ClassVar[Mapping[str, str]] = {"lr": "mu"}
     local_steps: ClassVar[str] = "tau"
 
     lr: Rate = 0.02

@@ -112,10 +112,13 @@ def unmet(text: str, source: str, risk: str) -> Condition:
     return at_most(text, source, 1, 0, risk)
 
 
-def descent(name: str, rate: float, L: float) -> Condition:
-    """A step size below 2/L."""
+def descent(
+    name: str, rate: float, L: float, penalty: str | None = None, weight: float = 0.0
+) -> Condition:
+    """A step size below 2/L; where a penalty (weight/2) |w - a|^2 is named, 2/(L + weight)."""
     risk = "steps along the sharpest client's sharpest direction overshoot, and losses may grow"
-    return at_most(f"{name} < 2/L", "practice", rate, 2 / L, risk)
+    limit = "2/L" if penalty is None else f"2/(L + {penalty})"
+    return at_most(f"{name} < {limit}", "practice", rate, 2 / (L + weight), risk)
 
 
 def common_conditions(experiment: Experiment) -> list[Condition]:

@@ -23,13 +23,23 @@ def diagnose(experiment: Experiment, constants: Constants, rounds: int) -> Diagn
 
 
 def _diagnose_other(method: Method, c: Constants) -> Diagnosis:
-    """A method that no theorem of the three papers covers: only its step sizes against 2/L."""
+    """A method that no theorem of the three papers covers: only its step sizes against 2/L.
+
+    The weight of a penalty adds to L, since it is the curvature of that penalty.
+    """
     rates = [(name, getattr(method, name)) for name in method.step_sizes]
-    conditions = [descent(name, rate, smoothness(c)) for name, rate in rates if rate is not None]
+    conditions = []
+    for name, rate in rates:
+        if rate is not None:
+            penalty = method.penalties.get(name)
+            weight = 0.0 if penalty is None else getattr(method, penalty)
+            conditions.append(descent(name, rate, smoothness(c), penalty, weight))
     note = f"The theorems of the three papers do not cover {method.name}: there is no bound"
     if conditions:
         names = " and ".join(name for name, _ in rates)
         note += f", and only {names} can be checked, against 2/L."
+        if method.penalties:
+            note += " Where a step follows a penalty too, its weight adds to L."
     else:
         note += (
             ", and no step size can be checked, because the method does not name its own "
