@@ -23,13 +23,14 @@ def benchmark_command(
         ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="Only these; default: all.")
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="Only these; default: all, or a few if quick."),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="How many seeds; default: 5, or 2 if quick.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds, seeds and trials per method.")
+        bool, typer.Option("--quick", help="Fewer rounds, seeds, trials and methods.")
     ] = False,
     folder: Annotated[
         Path | None,

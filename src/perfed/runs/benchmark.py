@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
-from perfed.core.errors import ConfigError, require_choice
+from perfed.core.errors import ConfigError
 from perfed.data import Federation
 from perfed.evaluation import ModelKind
 from perfed.methods import find_method
@@ -23,6 +23,7 @@ from perfed.runs.sweep import GridPoint, Outcome, Sweep
 from perfed.training import Progress
 
 _METHODS = "methods"
+_ALL = "all"
 _VALIDATION = 0.25
 _SEEDS = 5
 
@@ -40,6 +41,7 @@ class TunedMethod(NamedTuple):
         steps: which part of the local steps per round some settings are.
         kind: the model that is scored.
         everyone: whether every client trains in every round.
+        quick: whether it is one of the few that `--quick` compares.
     """
 
     name: str
@@ -48,6 +50,7 @@ class TunedMethod(NamedTuple):
     steps: dict[str, float]
     kind: ModelKind
     everyone: bool
+    quick: bool
 
     def trials(self, most: int | None) -> list[tuple[str, ...]]:
         """Combinations of the grid as overrides: all, or so many of them at even distances."""
@@ -94,7 +97,7 @@ class Benchmark:
 
         Args:
             name: one of `benchmark_names`.
-            quick: with fewer rounds, seeds and trials.
+            quick: with fewer rounds, seeds, trials and methods.
             settings: `section.key=value` for all methods.
         """
         if name not in benchmark_names():
@@ -107,7 +110,7 @@ class Benchmark:
             name=name,
             what=file["what"],
             values=values,
-            methods=tuned_methods(),
+            methods=tuned_methods(quick),
             local_steps=file["local_steps"],
             batch=file["batch"],
             seeds=short.get("seeds", _SEEDS),
@@ -131,7 +134,7 @@ class Benchmark:
             name=path.stem,
             what=f"The data of {path.name}.",
             values=values,
-            methods=tuned_methods(),
+            methods=tuned_methods(quick),
             local_steps=method.get(kind.local_steps, 10),
             batch=method.get("batch", 20),
             seeds=_QUICK_SEEDS if quick else _SEEDS,
@@ -139,10 +142,13 @@ class Benchmark:
         )
 
     def only(self, names: Sequence[str]) -> Self:
-        """Of some of its methods."""
-        known = {method.name: method for method in self.methods}
+        """Of these methods; `all` stands for all there are."""
+        known = {method.name: method for method in tuned_methods()}
+        if list(names) == [_ALL]:
+            names = list(known)
         for name in names:
-            require_choice("--methods", name, tuple(known))
+            if name not in known:
+                raise ConfigError(f"--methods {name}: there are {', '.join(known)}, or {_ALL}")
         return replace(self, methods=tuple(known[name] for name in dict.fromkeys(names)))
 
     def points(self, clients: int | None = None) -> list[GridPoint]:
@@ -156,9 +162,11 @@ class Benchmark:
             everyone = {"cohort": clients} if method.everyone and clients is not None else {}
             values = self.values | everyone
             values["method"] = method.section(self.local_steps, self.batch)
-            for chosen in method.trials(self.trials):
+            trials = method.trials(self.trials)
+            # The others differ from the first in numbers only, and are checked before they run.
+            Config.checked(overridden(values, trials[0]))
+            for chosen in trials:
                 whole = overridden(values, chosen)
-                Config.checked(whole)
                 found.append(GridPoint(method.name, chosen, whole, method.kind))
         return found
 
@@ -212,9 +220,10 @@ def benchmark_summary(name: str) -> str:
     return str(_read(name)["what"])
 
 
-def tuned_methods() -> tuple[TunedMethod, ...]:
-    """All methods that benchmarks compare."""
-    return tuple(_tuned_method(name, own) for name, own in _read(_METHODS).items())
+def tuned_methods(quick: bool = False) -> tuple[TunedMethod, ...]:
+    """The methods that benchmarks compare: all, or the few of `--quick`."""
+    every = [_tuned_method(name, own) for name, own in _read(_METHODS).items()]
+    return tuple(method for method in every if method.quick or not quick)
 
 
 def _tuned_method(name: str, own: Mapping[str, Any]) -> TunedMethod:
@@ -226,6 +235,7 @@ def _tuned_method(name: str, own: Mapping[str, Any]) -> TunedMethod:
         steps=own.get("steps", {kind.local_steps: 1.0}),
         kind=own.get("model", "personalized"),
         everyone=own.get("everyone", False),
+        quick=own.get("quick", False),
     )
 
 
