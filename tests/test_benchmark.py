@@ -201,10 +201,10 @@ def recommendation(other: np.ndarray, own: np.ndarray) -> list[str]:
     names = tuple(f"c{i}" for i in range(len(own)))
     against = versus(own, other, "local", "accuracy")
     common = versus(own, other, "the global model (fedavg)", "accuracy")
-    point = GridPoint("ditto", ("method.lam=1.0",), {"rounds": 3})
+    point = GridPoint("ditto", ("method.lam=1.0",), {})
     found = Recommendation(
-        "ditto", point, "accuracy", float(own.mean()), names, own, (9,) * len(own), against,
-        common, () if against.told_apart else ("local",),
+        "ditto", point, {"rounds": 3}, "accuracy", float(own.mean()), names, own, (9,) * len(own),
+        against, common, () if against.told_apart else ("local",),
     )  # fmt: skip
     methods = (MethodResult("ditto", mean=0.9), MethodResult("local", mean=0.8))
     results = BenchmarkResults("x", "X.", "accuracy", 1, 2, 3, methods, found, ())
@@ -252,6 +252,8 @@ def test_an_own_configuration(tmp_path: Path) -> None:
     points = benchmark.points(4)
     assert {(p.method, p.values["cohort"]) for p in points} == {("local", 4), ("ditto", 3)}
     assert {p.values["method"].get("personal_steps") for p in points} == {None, 3}
+    assert points[0].values["output"]["personal_models"] == "none"
+    assert "output" not in benchmark.config_of(points[0])
     for setting in ("seed = 1\n", "validation = 0.5\n"):
         path.write_text(setting + CONFIG)
         with pytest.raises(ConfigError, match="a benchmark sets it itself"):

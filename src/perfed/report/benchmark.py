@@ -90,9 +90,9 @@ def benchmark_caption(results: BenchmarkResults) -> str:
         f"{score_name(results.score)}: mean over clients after the last round, on held-out data, "
         f"{spread}; p10: the 10th percentile of clients. hurt: clients whose own model is worse "
         "than the global one; below Local: clients who would be better off alone. up, down: bytes "
-        f"per client. Every method was tuned by {_count(results.trials, 'trial')} on a validation "
-        "part of the clients' training data, then trained on all of it. Bold: recommended, by "
-        "validation data."
+        "per client; time: seconds per run. Every method was tuned by "
+        f"{_count(results.trials, 'trial')} on a validation part of the clients' training data, "
+        "then trained on all of it. Bold: recommended, by validation data."
     )
 
 
@@ -203,7 +203,7 @@ def benchmark_json(results: BenchmarkResults) -> bytes:
 def recommended_config(recommendation: Recommendation, results: BenchmarkResults) -> str:
     """A configuration that is ready to run, with the reasons above it."""
     lines = [f"{HEADER}: {results.name}", *(f"# {s}" for s in recommendation_lines(results))]
-    return "\n".join(lines) + "\n\n" + tomli_w.dumps(recommendation.point.values)
+    return "\n".join(lines) + "\n\n" + tomli_w.dumps(recommendation.values)
 
 
 def recommendation_lines(results: BenchmarkResults) -> list[str]:

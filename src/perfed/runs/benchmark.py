@@ -161,6 +161,8 @@ class Benchmark:
         for method in self.methods:
             everyone = {"cohort": clients} if method.everyone and clients is not None else {}
             values = self.values | everyone
+            # Hundreds of runs' personal models would fill a disk.
+            values["output"] = {"personal_models": "none"} | self.values.get("output", {})
             values["method"] = method.section(self.local_steps, self.batch)
             trials = method.trials(self.trials)
             # The others differ from the first in numbers only, and are checked before they run.
@@ -169,6 +171,11 @@ class Benchmark:
                 whole = overridden(values, chosen)
                 found.append(GridPoint(method.name, chosen, whole, method.kind))
         return found
+
+    def config_of(self, point: GridPoint) -> dict[str, Any]:
+        """The configuration of a point as a user would run it, with its personal models."""
+        rest = {k: v for k, v in point.values.items() if k != "output"}
+        return rest | ({"output": self.values["output"]} if "output" in self.values else {})
 
 
 class BenchmarkRun(NamedTuple):

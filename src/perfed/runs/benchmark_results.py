@@ -83,6 +83,7 @@ class Recommendation(NamedTuple):
     Attributes:
         method: the best by its mean.
         point: its settings.
+        values: the configuration to run.
         score: the score's name.
         mean: its mean over clients.
         names: the clients.
@@ -95,6 +96,7 @@ class Recommendation(NamedTuple):
 
     method: str
     point: GridPoint
+    values: dict[str, Any]
     score: str
     mean: float
     names: tuple[str, ...]
@@ -240,6 +242,7 @@ def _recommendation(run: BenchmarkRun, chosen: dict[str, GridPoint]) -> Recommen
     return Recommendation(
         method=best,
         point=chosen[best],
+        values=run.benchmark.config_of(chosen[best]),
         score=score,
         mean=means[best],
         names=names,
