@@ -231,6 +231,7 @@ def test_noise_is_not_told_apart() -> None:
     lines = recommendation(np.array([0.5, 0.9, 0.7, 0.8]), np.array([0.9, 0.6, 0.7, 0.75]))
     assert lines[1].endswith(": not told apart.")
     assert lines[2] == "1 of 4 clients gain over Local; 2 would be better off alone: c1, c3."
+    assert lines[3] == "So training alone, which sends nothing, may do as well on these data."
     assert lines[-1] == "Not told apart from it: local."
 
 
@@ -253,7 +254,11 @@ def test_an_own_configuration(tmp_path: Path) -> None:
     assert {(p.method, p.values["cohort"]) for p in points} == {("local", 4), ("ditto", 3)}
     assert {p.values["method"].get("personal_steps") for p in points} == {None, 3}
     assert points[0].values["output"]["personal_models"] == "none"
-    assert "output" not in benchmark.config_of(points[0])
+    short = Benchmark.of_config(path, quick=True).only(["local", "ditto"])
+    assert short.points()[0].values["rounds"] == 1
+    ready = short.config_of(short.points()[2])
+    assert (ready["rounds"], ready["method"]["name"]) == (5, "ditto")
+    assert "output" not in ready
     for setting in ("seed = 1\n", "validation = 0.5\n"):
         path.write_text(setting + CONFIG)
         with pytest.raises(ConfigError, match="a benchmark sets it itself"):

@@ -222,6 +222,8 @@ def recommendation_lines(results: BenchmarkResults) -> list[str]:
     elif found.method == GLOBAL:
         lines.append("One global model for all: no personalized model has a better mean.")
     lines += _versus_lines(found, found.local, "Local") if found.local else []
+    if found.local and not found.local.told_apart:
+        lines.append("So training alone, which sends nothing, may do as well on these data.")
     if found.local is None and found.method != LOCAL:
         lines.append(
             "Local was not compared, so it is not known who would be better off training alone."

@@ -6,7 +6,7 @@ data. Either way the methods and their grids are those of `benchmarks/methods.to
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -80,6 +80,7 @@ class Benchmark:
         batch: examples per step.
         seeds: with how many seeds chosen settings are trained.
         trials: how many combinations of each grid are tried; None: all.
+        whole_run: the configuration that methods share in a run that is not quick.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Benchmark:
     batch: int | str
     seeds: int = _SEEDS
     trials: int | None = None
+    whole_run: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: str, quick: bool = False, settings: Sequence[str] = ()) -> Self:
@@ -104,8 +106,8 @@ class Benchmark:
             known = ", ".join(benchmark_names())
             raise ConfigError(f"{name}: no such benchmark, and no file; there are {known}")
         file = _read(name)
-        values, short = file["run"], file["quick"] if quick else {}
-        values = overridden(values, [*short.get("set", []), *_checked_settings(settings)])
+        short, settings = file["quick"] if quick else {}, _checked_settings(settings)
+        values = overridden(file["run"], [*short.get("set", []), *settings])
         return cls(
             name=name,
             what=file["what"],
@@ -115,6 +117,7 @@ class Benchmark:
             batch=file["batch"],
             seeds=short.get("seeds", _SEEDS),
             trials=short.get("trials"),
+            whole_run=overridden(file["run"], settings),
         )
 
     @classmethod
@@ -128,17 +131,17 @@ class Benchmark:
         kind = find_method("fedavg" if is_preset else config.method_name)
         values = {k: v for k, v in values.items() if k != "method"}
         values["cohort"] = config.build_preset().cohort
-        if quick:
-            values["rounds"] = max(1, config.rounds // _QUICK_ROUNDS)
+        short = {"rounds": max(1, config.rounds // _QUICK_ROUNDS)} if quick else {}
         return cls(
             name=path.stem,
             what=f"The data of {path.name}.",
-            values=values,
+            values=values | short,
             methods=tuned_methods(quick),
             local_steps=method.get(kind.local_steps, 10),
             batch=method.get("batch", 20),
             seeds=_QUICK_SEEDS if quick else _SEEDS,
             trials=_QUICK_TRIALS if quick else None,
+            whole_run=values,
         )
 
     def only(self, names: Sequence[str]) -> Self:
@@ -173,9 +176,8 @@ class Benchmark:
         return found
 
     def config_of(self, point: GridPoint) -> dict[str, Any]:
-        """The configuration of a point as a user would run it, with its personal models."""
-        rest = {k: v for k, v in point.values.items() if k != "output"}
-        return rest | ({"output": self.values["output"]} if "output" in self.values else {})
+        """The configuration of a point as a user would run it: not shortened, with its models."""
+        return {**self.whole_run, **{key: point.values[key] for key in ("cohort", "method")}}
 
 
 class BenchmarkRun(NamedTuple):

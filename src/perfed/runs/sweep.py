@@ -207,7 +207,10 @@ class Sweep:
         }
         path = self.folder / CHOICE
         if path.exists() and read_json(path) != json.loads(json.dumps(what)):
-            raise ConfigError(f"{self.folder} holds another sweep; name another folder")
+            raise ConfigError(
+                f"{self.folder} holds another sweep or benchmark, or other settings of it; "
+                "name another folder"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(what, indent=1).encode())
 
