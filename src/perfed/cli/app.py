@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from perfed.cli import data, federation, models, papers, runs, theory
+from perfed.cli import benchmark, data, federation, models, papers, runs, theory
 from perfed.cli.console import out
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("run")(runs.run_command)
 app.command("resume")(runs.resume_command)
 app.command("report")(runs.report_command)
 app.command("sweep")(runs.sweep_command)
+app.command("benchmark")(benchmark.benchmark_command)
 app.command("reproduce")(papers.reproduce_command)
 app.command("diagnose")(theory.diagnose_command)
 app.command("advise")(theory.advise_command)

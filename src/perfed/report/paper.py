@@ -106,13 +106,13 @@ def markdown_table(runs: Sequence[RecordedRun]) -> str:
     table = headline(groups)
     heads = ["method", "seeds", *(_heading(table, i) for i in range(len(table.columns)))]
     lines = [
-        "| " + " | ".join(map(_markdown, heads)) + " |",
+        "| " + " | ".join(map(escape_markdown, heads)) + " |",
         "| --- |" + " ---: |" * (len(heads) - 1),
     ]
     for label, seeds, cells in zip(table.labels, table.seeds, table.rows, strict=True):
-        row = [_markdown(label), str(seeds), *map(_markdown_cell, cells)]
+        row = [escape_markdown(label), str(seeds), *map(_markdown_cell, cells)]
         lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + f"\n\n{_markdown(_caption(groups))}\n"
+    return "\n".join(lines) + f"\n\n{escape_markdown(_caption(groups))}\n"
 
 
 def latex_table(runs: Sequence[RecordedRun]) -> str:
@@ -127,19 +127,19 @@ def latex_table(runs: Sequence[RecordedRun]) -> str:
             spans.append((column.over, 1))
     over, rules, at = [], [], 3
     for name, n in spans:
-        over.append(f"\\multicolumn{{{n}}}{{c}}{{{_latex(name)}}}" if name else "")
+        over.append(f"\\multicolumn{{{n}}}{{c}}{{{escape_latex(name)}}}" if name else "")
         rules += [f"\\cmidrule(lr){{{at}-{at + n - 1}}}"] * bool(name)
         at += n
     rows = [
-        " & ".join([_latex(label), str(seeds), *map(_latex_cell, cells)]) + r" \\"
+        " & ".join([escape_latex(label), str(seeds), *map(_latex_cell, cells)]) + r" \\"
         for label, seeds, cells in zip(table.labels, table.seeds, table.rows, strict=True)
     ]
-    names = [_latex(column.name) for column in table.columns]
+    names = [escape_latex(column.name) for column in table.columns]
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            f"\\caption{{{_latex(_caption(groups))}}}",
+            f"\\caption{{{escape_latex(_caption(groups))}}}",
             f"\\begin{{tabular}}{{lr{'r' * len(table.columns)}}}",
             r"\toprule",
             " & ".join(["", "", *over]) + r" \\",
@@ -170,7 +170,7 @@ def _markdown_cell(cell: HeadlineCell) -> str:
     return mean if cell.half is None else f"{mean} ± {cell.half}"
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that is no markup and stays in its cell."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&$])", r"\\\1", " ".join(text.split()))
 
@@ -183,13 +183,13 @@ _LATEX = {
 }  # fmt: skip
 
 
-def _latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Text that is no command."""
     return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
 
 
 def _latex_cell(cell: HeadlineCell) -> str:
-    mean = _latex(cell.mean)
+    mean = escape_latex(cell.mean)
     half = "" if cell.half is None else f" $\\pm$ {cell.half}"
     return (f"\\textbf{{{mean}}}" if cell.best else mean) + half
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
-from perfed.core.errors import ConfigError, require
+from perfed.core.errors import ConfigError, DataError, FieldError, require
 from perfed.evaluation.evaluator import ModelKind
 from perfed.runs import run_dir
-from perfed.runs.batch import Entry, record_batch
+from perfed.runs.batch import Data, Entry, data_of, record_batch
 from perfed.runs.config import Config, overridden, read_toml
 from perfed.runs.files import read_json, write_whole
 from perfed.runs.local_run import LOCAL, read_local_run
@@ -27,6 +27,9 @@ from perfed.runs.summary import summary_bytes, with_local_run
 from perfed.training import Progress
 
 CHOICE = "sweep.json"
+
+# What a run is scored on: a validation part of the training data, or held-out data.
+Place = Literal["validation", "test"]
 
 
 @final
@@ -38,11 +41,13 @@ class GridPoint:
         method: which of the methods compared it is of.
         settings: what it sets, as `section.key=value`.
         values: the whole configuration, as in a file.
+        kind: the model kind whose score it is compared by.
     """
 
     method: str
     settings: tuple[str, ...]
     values: dict[str, Any]
+    kind: ModelKind = "personalized"
 
     @property
     def label(self) -> str:
@@ -126,14 +131,16 @@ class Sweep:
         seeds: how many seeds, 0, 1, 2, ....
         folder: where all is recorded.
         validation: the part of the training data that points are compared on.
-        kind: the model kind whose score they are compared by.
+        tuning_seeds: with how many seeds they are compared; None: with all.
+        always_validate: whether a method with one point is scored on the validation part too.
     """
 
     points: tuple[GridPoint, ...]
     seeds: int
     folder: Path
     validation: float = 0.25
-    kind: ModelKind = "personalized"
+    tuning_seeds: int | None = None
+    always_validate: bool = False
 
     def __post_init__(self) -> None:
         good = 0 < self.validation < 1
@@ -143,21 +150,30 @@ class Sweep:
         self,
         on_progress: Callable[[str, Progress], None],
         say: Callable[[str], None],
+        data: Data | None = None,
     ) -> list[Outcome]:
-        """Train all that is not finished yet; a failure is logged, and does not stop the others."""
+        """Train all that is not finished yet; a failure is logged, and does not stop the others.
+
+        Args:
+            on_progress: called with a run's name and its progress.
+            say: called with messages for the user.
+            data: what has been read already (`data_of`).
+        """
+        data = {} if data is None else data
         self._begin()
         methods = list(dict.fromkeys(point.method for point in self.points))
         of_method = {m: [p for p in self.points if p.method == m] for m in methods}
-        compared = [p for m in methods if len(of_method[m]) > 1 for p in of_method[m]]
-        outcomes = self._outcomes(compared, False, on_progress, say)
+        least = 0 if self.always_validate else 1
+        compared = [p for m in methods if len(of_method[m]) > least for p in of_method[m]]
+        outcomes = self._outcomes(compared, False, on_progress, say, data)
         chosen = []
         for points in of_method.values():
-            if len(points) == 1:
+            if len(points) == 1 and not self.always_validate:
                 chosen += points
             elif good := [o for o in outcomes if o.point in points and o.scores]:
                 # The headline, accuracy or R2, is better when larger.
                 chosen.append(max(good, key=lambda o: o.mean).point)
-        tested = self._outcomes(chosen, True, on_progress, say)
+        tested = self._outcomes(chosen, True, on_progress, say, data)
         self._compare_with_local([outcome for outcome in tested if outcome.scores])
         return outcomes + tested
 
@@ -170,16 +186,17 @@ class Sweep:
         # As in a report: of several files of Local, the strongest one.
         local = max(alone_outcomes, key=lambda outcome: outcome.mean).point
         for seed in range(self.seeds):
-            alone = read_local_run(str(self._folder_of(local, "test", seed)))
+            alone = read_local_run(str(self.folder_of(local, "test", seed)))
             for point in points:
-                folder = self._folder_of(point, "test", seed)
+                folder = self.folder_of(point, "test", seed)
                 checksum = read_json(folder / run_dir.ENVIRONMENT)["data_sha256"]
                 # A method's file may have data of its own.
                 if point is not local and checksum == alone.checksum:
                     summary = with_local_run(read_json(folder / run_dir.SUMMARY), alone)
                     write_whole(folder / run_dir.SUMMARY, summary_bytes(summary))
 
-    def _folder_of(self, point: GridPoint, place: str, seed: int) -> Path:
+    def folder_of(self, point: GridPoint, place: Place, seed: int) -> Path:
+        """Where one run of a point is recorded."""
         return self.folder / place / _folder_name(point.label) / f"seed-{seed}"
 
     def _begin(self) -> None:
@@ -190,9 +207,23 @@ class Sweep:
         }
         path = self.folder / CHOICE
         if path.exists() and read_json(path) != json.loads(json.dumps(what)):
-            raise ConfigError(f"{self.folder} holds another sweep; name another folder")
+            raise ConfigError(
+                f"{self.folder} holds another sweep or benchmark, or other settings of it; "
+                "name another folder"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(what, indent=1).encode())
+
+    def _on_validation(self, point: GridPoint, data: Data) -> dict[str, Any]:
+        """A point's configuration, scored on the validation part."""
+        values = point.values | {"validation": self.validation}
+        try:
+            config = Config.checked(values)
+            clients = data_of(config, data).clients
+        except (ConfigError, DataError, FieldError):
+            return values  # the run itself will say so
+        # Clients with too few rows for a validation part are not there: the cohort is the others.
+        return values | ({"cohort": clients} if config.cohort > clients else {})
 
     def _outcomes(
         self,
@@ -200,35 +231,37 @@ class Sweep:
         tested: bool,
         on_progress: Callable[[str, Progress], None],
         say: Callable[[str], None],
+        data: Data,
     ) -> list[Outcome]:
         """The outcomes of some points; those that share a program are computed together."""
-        place = "test" if tested else "validation"
-        part = {} if tested else {"validation": self.validation}
+        place: Place = "test" if tested else "validation"
+        seeds = self.seeds if tested else (self.tuning_seeds or self.seeds)
         wanted = [
             Entry(
                 f"{point.label} ({place}, seed {seed})",
-                self._folder_of(point, place, seed),
-                point.values | {"seed": seed} | part,
+                self.folder_of(point, place, seed),
+                (point.values if tested else self._on_validation(point, data)) | {"seed": seed},
             )
             for point in points
-            for seed in range(self.seeds)
+            for seed in range(seeds)
         ]
-        failures = record_batch(wanted, on_progress, say)
+        failures = record_batch(wanted, on_progress, say, data)
         found = []
         for i, point in enumerate(points):
-            mine = wanted[i * self.seeds : (i + 1) * self.seeds]
+            mine = wanted[i * seeds : (i + 1) * seeds]
             lost = [failures[e.name] for e in mine if e.name in failures]
-            scores = () if lost else tuple(self._score(entry.folder) for entry in mine)
+            scores = () if lost else tuple(_score(entry.folder, point.kind) for entry in mine)
             if any(map(math.isnan, scores)):
                 lost, scores = [f"no client has a score on its {place} data"], ()
             found.append(Outcome(point, scores, lost[0] if lost else None, tested))
         return found
 
-    def _score(self, folder: Path) -> float:
-        summary = read_json(folder / run_dir.SUMMARY)
-        headline = next(iter(summary[self.kind]))
-        mean = summary[self.kind][headline]["mean"]
-        return math.nan if mean is None else float(mean)
+
+def _score(folder: Path, kind: ModelKind) -> float:
+    summary = read_json(folder / run_dir.SUMMARY)
+    headline = next(iter(summary[kind]))
+    mean = summary[kind][headline]["mean"]
+    return math.nan if mean is None else float(mean)
 
 
 class SweepLine(NamedTuple):
