@@ -535,6 +535,7 @@ def test_faults_are_named(tmp_path: Path, overrides: list[str], message: str) ->
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_loss_against_simulated_time_is_drawn(tmp_path: Path, data: Federation) -> None:
     network = Network.of_ratio(100, 52, shift=1e-4, scale=1e4)
     timed, untimed = (

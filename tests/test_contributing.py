@@ -93,6 +93,7 @@ def test_the_page_passes_the_type_checker(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("package")
+@pytest.mark.slow
 def test_run_resume_report_adapt_and_predict(tmp_path: Path, config: Path) -> None:
     """A run that is interrupted and resumed ends where one ends that was not."""
     done("run", config, "--out", tmp_path / "run")

@@ -73,6 +73,7 @@ def own(tmp_path: Path) -> dict[str, Path]:
     return configs
 
 
+@pytest.mark.slow
 def test_every_form_of_the_same_clients_trains_to_the_same_model(own: dict[str, Path]) -> None:
     models = []
     for path in own.values():
@@ -123,6 +124,7 @@ def test_faults_of_own_data_reach_the_user(own: dict[str, Path], tmp_path: Path)
     assert "alpha" in done.stderr  # what there is
 
 
+@pytest.mark.slow
 def test_a_regression_from_a_table(own: dict[str, Path], tmp_path: Path) -> None:
     done = perfed(
         "run", own["table"], "--out", tmp_path / "out",

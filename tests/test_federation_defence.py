@@ -390,6 +390,7 @@ def sound(found: CheckedUpdate, like: Any) -> bool:
     return all(jax.tree.leaves(same)) and finite and isfinite(found.norm) and found.extra is None
 
 
+@pytest.mark.slow
 def test_ten_thousand_answers_are_good_or_refused(bench: Bench) -> None:
     """Nothing else is raised, nothing hangs, and both outcomes are frequent for every reader."""
     draw, made, seen = random.Random(1), goods(bench), Counter[tuple[str, bool]]()

@@ -1135,6 +1135,7 @@ def test_a_real_supernode_joins_and_leaves(superlink: SuperLink, tmp_path: Path)
             stop(process)
 
 
+@pytest.mark.slow
 def test_plain_clients_register_themselves() -> None:
     """Without keys the Fleet API's own registration passes; the rest is as closed as ever."""
     for name in module.KEYLESS:

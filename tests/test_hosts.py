@@ -108,6 +108,7 @@ print([[int(starts[i]) for i in cohort] for cohort in rounds], "|", sorted(set(r
 """
 
 
+@pytest.mark.slow
 def test_each_reads_the_rows_of_its_own_clients(config: Path) -> None:
     port = free_port()
     processes = [

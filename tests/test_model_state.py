@@ -65,10 +65,7 @@ def scores(engine: Simulator, state: Any) -> Any:
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(m, marks=pytest.mark.slow if getattr(m, "variant", "hf") != "hf" else ())
-        for m in METHODS
-    ],
+    [pytest.param(m, marks=pytest.mark.slow if hasattr(m, "variant") else ()) for m in METHODS],
     ids=lambda m: f"{m.name}-{getattr(m, 'variant', '')}",
 )
 def test_engines_agree_on_a_model_with_dropout_and_statistics(data: Any, method: Any) -> None:

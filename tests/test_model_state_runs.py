@@ -86,6 +86,7 @@ def test_theory_says_that_it_has_nothing_to_say(tmp_path: Path) -> None:
     assert "keeps running statistics" in " ".join(done.output.split())
 
 
+@pytest.mark.slow
 def test_the_log_tells_what_is_slow(tmp_path: Path) -> None:
     """What is not rewritten, and what it costs; nothing where all is."""
 

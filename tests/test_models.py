@@ -75,6 +75,7 @@ def learns(model: Model) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_equal(a.shape, b.shape), own, result.global_model)
 
 
+@pytest.mark.slow
 def test_a_cnn_learns() -> None:
     learns(CNN((8, 8, 1), 10, (8,), 32))
 

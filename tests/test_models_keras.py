@@ -270,6 +270,7 @@ def test_another_backend_is_refused() -> None:
     assert "set the environment variable KERAS_BACKEND=jax" in run.stderr
 
 
+@pytest.mark.slow
 def test_fedavg_learns_a_keras_model() -> None:
     module = keras.Sequential(
         [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(32, "elu"), layers.Dense(10)]

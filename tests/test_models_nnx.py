@@ -221,6 +221,7 @@ def test_what_is_refused() -> None:
         from_nnx(3)
 
 
+@pytest.mark.slow
 def test_fedavg_learns_an_nnx_module() -> None:
     class Net(nnx.Module):  # type: ignore[misc]
         def __init__(self, rngs: Any) -> None:

@@ -90,6 +90,7 @@ def test_a_diagnosis_of_a_method_that_names_no_step_size() -> None:
 
 
 @pytest.mark.usefixtures("registered")
+@pytest.mark.slow
 def test_advice_on_a_method_from_outside() -> None:
     """FedAdam: its local step size is chosen by the pilot, and the result is ready to run."""
     values = VALUES | {"method": {"name": "outside-fedadam", "lr": 1e-5, "tau": 2}}

@@ -299,6 +299,7 @@ def personal_and_global() -> list[RecordedRun]:
     ]
 
 
+@pytest.mark.slow
 def test_a_method_without_a_global_model_beside_one_that_has_it(tmp_path: Path) -> None:
     runs = personal_and_global()
     groups = grouped(runs)

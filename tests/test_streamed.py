@@ -271,6 +271,7 @@ keep = 2
 """
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_that_of_another_engine(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
     for name in ("streamed", "vectorized"):
@@ -351,6 +352,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
 # A sample of clients.
 
 
+@pytest.mark.slow
 def test_a_sample_of_clients_is_scored(tmp_path: Path) -> None:
     """The same clients whatever the seed, with the scores they have among all."""
     assert sample_clients(10, None) is None

@@ -173,7 +173,9 @@ def test_lines_of_one_seed_have_no_interval(tmp_path: Path) -> None:
     assert np.isnan(line.test[1])
 
 
-@pytest.mark.parametrize("moment", ["finish", "between courses"])
+@pytest.mark.parametrize(
+    "moment", ["finish", pytest.param("between courses", marks=pytest.mark.slow)]
+)
 def test_an_interruption_loses_nothing_of_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

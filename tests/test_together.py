@@ -109,7 +109,11 @@ def test_as_each_alone(digits: Federation, pair: tuple[Method, Method]) -> None:
 
 
 @pytest.mark.parametrize(
-    "pipeline", [Pipeline.of(LowPrecision(3)), Pipeline.of(TopK(0.1), error_feedback=True)]
+    "pipeline",
+    [
+        pytest.param(Pipeline.of(LowPrecision(3)), marks=pytest.mark.slow),
+        Pipeline.of(TopK(0.1), error_feedback=True),
+    ],
 )
 def test_messages_are_each_runs_own(digits: Federation, pipeline: Pipeline) -> None:
     setups = [
