@@ -1,4 +1,4 @@
-"""Every built-in method through `run`, `report`, `diagnose` and `advise`, on a tiny federation."""
+"""Methods of every kind through `run`, `report`, `diagnose` and `advise`, on a tiny federation."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 from perfed import Config
 from perfed.cli.app import app
-from perfed.methods import find_method, method_names
+from perfed.methods import find_method
 from perfed.runs.files import read_json
 
-OURS = [n for n in method_names() if find_method(n).__module__.startswith("perfed.methods.")]
+# One of each kind: of plain steps, with state at the clients, at the server and at both, with heads.
+KINDS = ("local", "per-fedavg", "fedadam", "ditto", "scaffold", "fedper", "fedrod")
 # Theorems cover these; of the others only step sizes are held against 2/L.
 COVERED = ("fedavg", "per-fedavg", "pfedme")
 CONFIG = """
@@ -39,7 +40,7 @@ def invoke(*arguments: object) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_method_in_all_commands(tmp_path: Path, name: str) -> None:
     config, out = tmp_path / "c.toml", tmp_path / "out"
     config.write_text(CONFIG.format(name=name))
@@ -59,8 +60,7 @@ def test_a_method_in_all_commands(tmp_path: Path, name: str) -> None:
         assert checked == set(cls.step_sizes)
         assert theory["bounds"] == []
         assert f"do not cover {name}" in found
-    page = invoke("report", out, "--out", tmp_path / "report.html")
-    assert "report.html" in page
+    invoke("report", out, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert 'id="theory"' in text
 
