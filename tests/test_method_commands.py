@@ -11,7 +11,7 @@ from perfed.cli.app import app
 from perfed.methods import find_method
 from perfed.runs.files import read_json
 
-# One of each kind: of plain steps, with state at the clients, at the server and at both, with heads.
+# Plain steps; state at the clients, at the server, at both; heads.
 KINDS = ("local", "per-fedavg", "fedadam", "ditto", "scaffold", "fedper", "fedrod")
 # Theorems cover these; of the others only step sizes are held against 2/L.
 COVERED = ("fedavg", "per-fedavg", "pfedme")
